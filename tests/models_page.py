@@ -38,8 +38,18 @@ GGUF = {family.model_type: "read" for family in gguf_families.FAMILIES.values()}
     "olmo3": "read, as olmo2",
     "gemma3_text": "read, as gemma3",
     "gemma3": "read",
+    "glm": "read, as chatglm",
+    "granitemoehybrid": "read, as granite",
+    "internlm3": "read, as llama",
+    "iquestcoder": "read, as llama",
+    "ministral3": "read, as mistral3",
+    "qwen2_vl": "read, as qwen2vl",
+    "qwen2_5_vl": "read, as qwen2vl",
+    "solar_open": "read, as glm4moe",
+    **dict.fromkeys(("ministral", "helium", "cwm"), "no such files"),
 }
-"""Of families with GGUF files, by which architecture of llama.cpp."""
+"""Of families with GGUF files, by which architecture of llama.cpp; its converter has none for
+some."""
 TOLERANCE = 1e-4
 STATES = {
     "ran": "gives the logits of `transformers` within 1e-4 in float32, with random weights",
@@ -205,7 +215,7 @@ def _models(family: str) -> list[str]:
     return [
         name.partition("/")[2]
         for name, config in CONFIGURATIONS.items()
-        if config["model_type"] == family
+        if config["model_type"] == family and _reading(name) == "read"
     ]
 
 

@@ -96,10 +96,11 @@ def row_max(x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows 1"]:
 class Norm(NamedTuple):
     """A root-mean-square norm: its weights, and the epsilon added to the mean square.
 
-    Weights as a `Piece` are for products with packed weights only.
+    Several heads may have each their own weights. Weights as a `Piece` are for products with packed
+    weights only.
     """
 
-    weight: Float32[Array, "size"] | Piece
+    weight: Float32[Array, "*heads size"] | Piece
     eps: float
 
 

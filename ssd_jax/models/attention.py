@@ -15,6 +15,7 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import (
     AnyNorm,
+    LayerNorm,
     Linear,
     Multiply,
     RMSNorm,
@@ -30,6 +31,16 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 rotated, to the attention output, shaped as q, and what else the layer returns, such as pages."""
 
 
+def head_norm(config: ModelConfig, heads: int, axis: str) -> RMSNorm | LayerNorm | None:
+    """A norm of so many heads of queries or keys, as the axis says; None if there is none."""
+    m, size, eps = config.mechanisms, config.head_dim, config.rms_norm_eps
+    if not config.qk_norm:
+        return None
+    if m.head_qk_norm:
+        return LayerNorm((heads, size), (axis, None), eps, bias=False)
+    return RMSNorm(heads * size, axis, eps) if m.joint_qk_norm else RMSNorm(size, None, eps)
+
+
 class Attention(nnx.Module):
     """Grouped-query self-attention, with optional biases, norms of queries and keys, and sinks."""
 
@@ -40,12 +51,9 @@ class Attention(nnx.Module):
         self.k_proj = Linear((kv, c.hidden_size), ("kv_heads", "embed"), dtype, bias=bias)
         self.v_proj = Linear((kv, c.hidden_size), ("kv_heads", "embed"), dtype, bias=bias)
         self.o_proj = Linear((c.hidden_size, q), ("embed", "heads"), dtype, bias=m.output_bias)
-        self.joint_norm = m.joint_qk_norm
-        q_size, k_size = (
-            ((q, "heads"), (kv, "kv_heads")) if self.joint_norm else 2 * ((size, None),)
-        )
-        self.q_norm = RMSNorm(*q_size, c.rms_norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(*k_size, c.rms_norm_eps) if c.qk_norm else None
+        self.joint_norm, self.late_norm = m.joint_qk_norm, m.late_qk_norm
+        self.q_norm = head_norm(c, c.num_heads, "heads")
+        self.k_norm = head_norm(c, c.num_kv_heads, "kv_heads")
         sinks = parameter((c.num_heads,), ("heads",), jnp.dtype(jnp.float32))
         self.sinks = sinks if m.sinks else None
         self.head_dim = size
@@ -68,10 +76,18 @@ class Attention(nnx.Module):
         q, k, v = (
             y[: batch * rows].reshape(normed) for y in linear(x, projections, multiply, norm)
         )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.late_norm:
+            q, k = self._normed(q, k)
         q, k, v = (y.reshape(heads) for y in (q, k, v))
-        attended, aux = attend(rope.queries(q), rope(k), v)
+        q, k = rope.queries(q), rope(k)
+        if self.late_norm:
+            q, k = self._normed(q, k)
+        attended, aux = attend(q, k, v)
         flat = attended.reshape(batch * rows, -1)
         [out] = linear(pad_rows(flat, x.shape[0]), [self.o_proj], multiply)
         return out, aux
+
+    def _normed(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)

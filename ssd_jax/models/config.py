@@ -167,6 +167,10 @@ def _check(config: ModelConfig, source: str) -> None:
                 f"{source}: short_factor and long_factor have {counts[0]} and {counts[1]} numbers; "
                 f"heads rotate {pairs} pairs of dimensions"
             )
+    if m.activation == "xielu" and m.gated:
+        raise InputError(f"{source}: activation xielu beside gates is not supported")
+    if m.joint_qk_norm and (m.head_qk_norm or m.late_qk_norm):
+        raise InputError(f"{source}: joint_qk_norm beside other norms of heads is not supported")
     experts = m.experts
     if experts is None:
         return

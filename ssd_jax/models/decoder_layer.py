@@ -20,8 +20,10 @@ from ssd_jax.models.rope import Rotation
 
 def hidden_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
     """A norm of hidden states."""
-    arguments, m = (config.hidden_size, "embed", config.rms_norm_eps), config.mechanisms
-    return LayerNorm(*arguments, bias=m.norm_bias) if m.layer_norm else RMSNorm(*arguments)
+    size, eps, m = config.hidden_size, config.rms_norm_eps, config.mechanisms
+    if m.layer_norm:
+        return LayerNorm((size,), ("embed",), eps, bias=m.norm_bias)
+    return RMSNorm(size, "embed", eps)
 
 
 class DecoderLayer(nnx.Module):

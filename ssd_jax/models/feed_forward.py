@@ -9,7 +9,16 @@ from jaxtyping import Array, Bool, Int32
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.experts import ExpertMatrices, Router, SharedGate
-from ssd_jax.models.layers import ACTIVATIONS, AnyNorm, Linear, Multiply, Stream, gated, linear
+from ssd_jax.models.layers import (
+    ACTIVATIONS,
+    XIELU,
+    AnyNorm,
+    Linear,
+    Multiply,
+    Stream,
+    gated,
+    linear,
+)
 from ssd_jax.models.mechanisms import Activation, Experts
 
 
@@ -25,13 +34,15 @@ class MLP(nnx.Module):
         self.up_proj = Linear(up_shape, ("ffn", "embed"), dtype, bias=bias)
         self.down_proj = Linear(down_shape, ("embed", "ffn"), dtype, bias=bias)
         self.activation: Activation = m.activation
+        self.act_fn = XIELU() if m.activation == "xielu" else None
         self.gate_limit = m.gate_limit
 
     def __call__(self, x: Stream, norm: AnyNorm, multiply: Multiply) -> Stream:
         """down(act(gate(x)) * up(x)), or down(act(up(x))); x is not normed yet."""
         if self.gate_proj is None:
             [up] = linear(x, [self.up_proj], multiply, norm)
-            inner = ACTIVATIONS[self.activation](up)
+            act = ACTIVATIONS[self.activation] if self.act_fn is None else self.act_fn
+            inner = act(up)
         else:
             gate, up = linear(x, [self.gate_proj, self.up_proj], multiply, norm)
             inner = gated(gate, up, self.activation, self.gate_limit)

@@ -29,7 +29,7 @@ from ssd_jax.kernels.linear.blocks import BLOCK
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import Norm, rms_norm, row_sum
-from ssd_jax.models.mechanisms import Activation
+from ssd_jax.models.mechanisms import XIELU_LARGEST, XIELU_SLOPE, Activation
 
 Axes = tuple[str | None, ...]
 Stream = Float32[Array, "n H"]
@@ -44,12 +44,30 @@ ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
+"""Those that have no parameters."""
+
 Layer = TypeVar("Layer", bound=nnx.Module)
 
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param:
     """A parameter, without an array yet, with its logical axis names (see `sharding.py`)."""
     return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes)
+
+
+class XIELU(nnx.Module):
+    """An activation with two parameters: x^2 grows above 0, and what exp(x) - 1 is more than x
+    below."""
+
+    def __init__(self) -> None:
+        self.alpha_p = parameter((1,), (None,), jnp.dtype(jnp.float32))
+        self.alpha_n = parameter((1,), (None,), jnp.dtype(jnp.float32))
+
+    def __call__(self, x: Float32[Array, "*rows n"]) -> Float32[Array, "*rows n"]:
+        """The activations of x. Source: https://arxiv.org/abs/2411.13010."""
+        above = jax.nn.softplus(self.alpha_p[...])
+        below = XIELU_SLOPE + jax.nn.softplus(self.alpha_n[...])
+        curved = above * x * x, below * (jnp.expm1(jnp.minimum(x, XIELU_LARGEST)) - x)
+        return jnp.where(x > 0, *curved) + XIELU_SLOPE * x
 
 
 def stack(layer: Layer, depth: int) -> Layer:
@@ -202,11 +220,11 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Norm to mean 0 and variance 1, with weights and perhaps biases."""
+    """Norm to mean 0 and variance 1 over the last axis, with weights and perhaps biases."""
 
-    def __init__(self, size: int, axis: str | None, eps: float, *, bias: bool = True):
-        self.weight = parameter((size,), (axis,), jnp.dtype(jnp.float32))
-        self.bias = parameter((size,), (axis,), jnp.dtype(jnp.float32)) if bias else None
+    def __init__(self, shape: tuple[int, ...], axes: Axes, eps: float, *, bias: bool = True):
+        self.weight = parameter(shape, axes, jnp.dtype(jnp.float32))
+        self.bias = parameter(shape, axes, jnp.dtype(jnp.float32)) if bias else None
         self.eps = eps
 
     def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:

@@ -16,7 +16,10 @@ LayerKind = Literal["full", "nope", "window"]
 NormPlacement = Literal["pre", "post", "both"]
 """Norms of what attention and the feed-forward read, of what they add, or of both."""
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "quick_gelu", "relu2"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "quick_gelu", "relu2", "xielu"]
+
+XIELU_SLOPE, XIELU_LARGEST = 0.5, -1e-6
+"""Of `xielu`: its slope at 0, and the largest x whose exponential is taken."""
 
 Scoring = Literal["softmax", "sigmoid"]
 """What makes weights of a router's logits."""
@@ -86,6 +89,8 @@ class Mechanisms:
       rotary_dim: dimensions of a head that are rotated, the first ones; None is all.
       output_bias, mlp_bias: of the attention's output, and of all matrices of the feed-forward.
       joint_qk_norm: whether a norm of queries or keys, if there is one, spans all heads.
+      head_qk_norm: whether it subtracts the mean of a head, and has weights for each head.
+      late_qk_norm: whether it is behind RoPE.
       norm_placement: see `NormPlacement`.
       parallel: whether the feed-forward reads what attention reads, of which it has the norm, and
         not what attention has added to.
@@ -106,6 +111,8 @@ class Mechanisms:
     output_bias: bool = False
     mlp_bias: bool = False
     joint_qk_norm: bool = False
+    head_qk_norm: bool = False
+    late_qk_norm: bool = False
     norm_placement: NormPlacement = "pre"
     parallel: bool = False
     layer_norm: bool = False

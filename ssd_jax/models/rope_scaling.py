@@ -18,6 +18,8 @@ _NOT_SCALING = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_SE
 """Keys of RoPE settings that do not stretch frequencies."""
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}
 """Kinds as Phi-3 and Qwen2-VL were first published, and their names since."""
+_DYNAMIC = "dynamic"
+"""A kind that leaves frequencies alone within the context that the model was trained on."""
 _ORIGINAL = "original_max_position_embeddings"
 _GROWTH = "llama_4_scaling_beta"
 
@@ -107,7 +109,22 @@ def read_rope(config: ConfigReader) -> tuple[float, RopeScaling | None]:
         )
     for settings in sources:
         rope |= settings.values
-    return float(ConfigReader(rope, source).positive("rope_theta")), scaling
+    theta = float(ConfigReader(rope, source).positive("rope_theta"))
+    if _kind(rope) == _DYNAMIC and rope.get("alpha"):
+        theta *= _stretch(ConfigReader(rope, source).positive("alpha"), config)
+    return theta, scaling
+
+
+def _kind(rope: Mapping[str, Any]) -> Any:
+    kind: Any = rope.get("rope_type") or rope.get("type")
+    return _OTHER_NAMES.get(kind, kind)
+
+
+def _stretch(alpha: float, config: ConfigReader) -> float:
+    """The factor of the base that divides the lowest frequency by `alpha`."""
+    heads = config.count("num_attention_heads")
+    dims = config.count("head_dim", config.count("hidden_size") // heads)
+    return alpha ** (dims / (dims - 2))
 
 
 def _read_scaling(rope: ConfigReader, config: ConfigReader) -> RopeScaling | None:
@@ -116,10 +133,11 @@ def _read_scaling(rope: ConfigReader, config: ConfigReader) -> RopeScaling | Non
     for key, value in rope.values.items():
         if isinstance(value, Mapping):
             raise InputError(f"{source}: RoPE of its own for {shown(key)} layers is not supported")
-    kind = rope.get("rope_type") or rope.get("type")
-    kind = _OTHER_NAMES.get(kind, kind)
+    kind = _kind(rope.values)
     if rope.get(_GROWTH) and kind != "yarn":
         raise rope.unsupported(_GROWTH, rope.get(_GROWTH), "queries grow beside YaRN alone")
+    if kind == _DYNAMIC:
+        return None
     if kind in (None, "default"):
         surplus = [k for k, v in rope.values.items() if k not in _NOT_SCALING and v is not None]
         if surplus:
@@ -134,7 +152,7 @@ def _read_scaling(rope: ConfigReader, config: ConfigReader) -> RopeScaling | Non
     if kind not in SCALINGS:
         raise InputError(
             f"{source}: RoPE scaling {shown(kind)} is not supported; supported: "
-            f"{', '.join(SCALINGS)}"
+            f"{', '.join((*SCALINGS, _DYNAMIC))}"
         )
     factor = float(rope.positive("factor"))
     if kind == "linear":

@@ -50,6 +50,10 @@ def test_a_gguf_file_keeps_blocks_and_logits(tmp_path):
     for name in experts:
         assert other.stored_type(name) == "MXFP4"
         np.testing.assert_array_equal(other.read_blocks(name), one.read_blocks(name))
+        for expert, blocks in enumerate(one.read_blocks(name)):
+            for tensors in (one, other):
+                part = tensors.read_expert_blocks(name, expert, slice(3, len(blocks)))
+                np.testing.assert_array_equal(part, blocks[3:])
     np.testing.assert_array_equal(our_logits(path, TOKENS), our_logits(origin, TOKENS))
 
 

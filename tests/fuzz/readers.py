@@ -54,6 +54,8 @@ def _use(opened: OpenedModel) -> None:
         tensors.read(name, (slice(0, 3),))
         kind = KINDS.get(tensors.stored_type(name) or "")
         if kind is not None:  # as dtype = native has it
+            if len(tensors.shape(name)) > 2:
+                tensors.read_expert_blocks(name, 0, slice(0, tensors.shape(name)[1]))
             pack_blocks(kind, tensors.read_blocks(name))
     assert len(opened.fingerprint) == 64
     _speak(opened.tokenizer)

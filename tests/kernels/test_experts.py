@@ -55,6 +55,16 @@ def test_products_are_the_references(dtype, sizes):
         assert not got[sum(sizes) :].any()
 
 
+@pytest.mark.shipped
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of processors")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_processor_makes_no_other_copy_of_all_experts(dtype):
+    made = jnp.ones((8, 128, 256), dtype)
+    run = jax.jit(lambda x, sizes, weight: xla.products(x, sizes, [weight]))
+    compiled = run.lower(jnp.ones((8, 256)), jnp.ones(8, jnp.int32), made).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < made.nbytes / 2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_weights_of_experts_without_rows_are_not_read(dtype):
     """Nor is a row with numbers that are none seen by others."""

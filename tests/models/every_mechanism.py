@@ -47,15 +47,19 @@ SIDE_BY_SIDE = {
     "num_hidden_layers": 3,
     KEY: {
         "qkv_bias": False,
-        "qk_norm": False,
+        "qk_norm": True,
+        "head_qk_norm": True,
+        "late_qk_norm": True,
         "parallel": True,
         "layer_norm": True,
         "norm_bias": False,
+        "activation": "xielu",
+        "gated": False,
         "layer_kinds": ["window", "nope", "window"],
         "window": 24,
     },
 }
-"""Attention and feed-forward behind one norm."""
+"""Attention and feed-forward behind one norm, with norms of heads."""
 
 EXPERTS = {
     "num_hidden_layers": 3,

@@ -26,6 +26,21 @@ REFUSED = {
     "deepseek-ai/DeepSeek-R1-0528": r"needs experts and latent attention \(MLA\)",
     "deepseek-ai/DeepSeek-V3": r"needs experts and latent attention \(MLA\)",
     "deepseek-ai/DeepSeek-V3.2": r"needs experts and latent attention \(MLA\)",
+    "LiquidAI/LFM2-1.2B": "needs linear attention or state spaces",
+    "XiaomiMiMo/MiMo-V2-Flash": "needs values of another width than keys",
+    "ai21labs/AI21-Jamba-Mini-1.7": "needs linear attention or state spaces",
+    "arcee-ai/Trinity-Mini": "needs gates of what attention gives",
+    "google/gemma-3n-E4B-it": "needs layers that share keys and values, or with inputs",
+    "ibm-granite/granite-4.0-h-tiny": "layer_types = 'mamba' is not supported: it needs linear at",
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": "needs attention to images",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": "needs attention in chunks",
+    "microsoft/Phi-3.5-MoE-instruct": "needs experts that are chosen by sparsemixer",
+    "moonshotai/Kimi-K2-Instruct": r"needs experts and latent attention \(MLA\)",
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": "needs linear attention or state spaces",
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": "needs linear attention or state spaces",
+    "openbmb/MiniCPM3-4B": r"needs latent attention \(MLA\)",
+    "tiiuae/Falcon-H1-7B-Instruct": "needs linear attention or state spaces",
+    "zai-org/GLM-4.7-Flash": r"needs experts and latent attention \(MLA\)",
 }
 TEXT = CONFIGURATIONS["mistralai/Mistral-Small-3.1-24B-Instruct-2503"]["text_config"]
 READ = [name for name in CONFIGURATIONS if name not in REFUSED]
@@ -134,6 +149,26 @@ BILLIONS = {
     "arcee-ai/AFM-4.5B": 4.62,
     "zai-org/GLM-4.5": 355,
     "zai-org/GLM-4.5-Air": 106,
+    "01-ai/Yi-1.5-9B-Chat": 8.83,
+    "CohereLabs/c4ai-command-r-plus": 104,
+    "IQuestLab/IQuest-Coder-V1-40B-Instruct": 39.8,
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": 236,
+    "Qwen/Qwen2.5-Math-7B-Instruct": 7.62,
+    "bigcode/starcoder2-7b": 7.17,
+    "facebook/cwm": 32.6,
+    "ibm-granite/granite-4.0-micro": 3.40,
+    "inceptionai/Jais-2-8B-Chat": 8.09,
+    "internlm/internlm3-8b-instruct": 8.80,
+    "kyutai/helium-1-2b": 2.02,
+    "mistralai/Ministral-3-8B-Instruct-2512": 8.49,
+    "stabilityai/stablelm-2-12b-chat": 12.1,
+    "stabilityai/stablelm-2-1_6b-chat": 1.64,
+    "swiss-ai/Apertus-8B-Instruct-2509": 8.05,
+    "tencent/Hunyuan-1.8B-Instruct": 1.79,
+    "tencent/Hunyuan-A13B-Instruct": 80.4,
+    "tencent/Hy3-preview": 295,
+    "tiiuae/Falcon3-7B-Instruct": 7.46,
+    "upstage/Solar-Open-100B": 102.6,
 }
 
 
@@ -214,6 +249,73 @@ def test_no_family_is_also_said_to_be_missing():
                 ),
             },
         ),
+        (
+            "CohereLabs/c4ai-command-r-plus",
+            {
+                "head_qk_norm": True,
+                "parallel": True,
+                "layer_norm": True,
+                "norm_bias": False,
+                "multipliers": Multipliers(logits=0.8333333333333334),
+            },
+        ),
+        ("internlm/internlm3-8b-instruct", {}),
+        ("kyutai/helium-1-2b", {}),
+        ("tiiuae/Falcon3-7B-Instruct", {}),
+        ("tencent/Hunyuan-1.8B-Instruct", {"late_qk_norm": True}),
+        (
+            "tencent/Hunyuan-A13B-Instruct",
+            {
+                "late_qk_norm": True,
+                "experts": Experts(count=64, chosen=8, intermediate=3072, shared=3072),
+            },
+        ),
+        ("swiss-ai/Apertus-8B-Instruct-2509", {"activation": "xielu", "gated": False}),
+        (
+            "stabilityai/stablelm-2-12b-chat",
+            {"rotary_dim": 40, "head_qk_norm": True, "layer_norm": True, "parallel": True},
+        ),
+        (
+            "bigcode/starcoder2-7b",
+            {
+                "output_bias": True,
+                "mlp_bias": True,
+                "layer_norm": True,
+                "activation": "gelu_pytorch_tanh",
+                "gated": False,
+                "layer_kinds": ("window",) * 32,
+                "window": 4096,
+            },
+        ),
+        (
+            "ibm-granite/granite-4.0-micro",
+            {
+                "multipliers": Multipliers(
+                    embedding=12.0, residual=0.22, scores=0.015625, logits=0.1
+                )
+            },
+        ),
+        (
+            "facebook/cwm",
+            {"layer_kinds": ("full", "window", "window", "window") * 16, "window": 8192},
+        ),
+        (
+            "LGAI-EXAONE/K-EXAONE-236B-A23B",
+            {
+                "layer_kinds": ("window", "window", "window", "nope") * 12,
+                "window": 128,
+                "experts": Experts(
+                    count=128,
+                    chosen=8,
+                    intermediate=2048,
+                    scoring="sigmoid",
+                    scale=2.5,
+                    correction=True,
+                    shared=2048,
+                    dense_layers=(0,),
+                ),
+            },
+        ),
         ("baidu/ERNIE-4.5-0.3B-PT", {}),
         ("arcee-ai/AFM-4.5B", {"activation": "relu2", "gated": False}),
         (
@@ -279,6 +381,17 @@ def test_mechanisms_of_a_published_model(name, mechanisms):
     assert read(name).mechanisms == Mechanisms(**mechanisms)
 
 
+def test_the_base_of_rope_is_stretched_by_alpha():
+    assert read("tencent/Hunyuan-A13B-Instruct").rope_theta == pytest.approx(11158839.9, rel=1e-8)
+    assert read("internlm/internlm3-8b-instruct").rope_theta == 5e7
+
+
+def test_granite_4_without_rope_has_none_in_any_layer():
+    config = read("ibm-granite/granite-4.0-micro", position_embedding_type="nope")
+    assert config.mechanisms.layer_kinds == ("nope",) * 40
+    assert read("ibm-granite/granite-4.0-micro").intermediate_size == 8192
+
+
 def test_every_fourth_layer_of_smollm3_has_no_rope():
     kinds = read("HuggingFaceTB/SmolLM3-3B").mechanisms.layer_kinds
     assert kinds == ("full", "full", "full", "nope") * 9
@@ -319,7 +432,22 @@ def test_layers_of_ernie_without_experts_are_those_of_the_configuration():
     [
         ("baidu/ERNIE-4.5-21B-A3B-PT", {"use_bias": True}, "use_bias = True is not supported"),
         ("baidu/ERNIE-4.5-21B-A3B-PT", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1 is not"),
-        ("CohereLabs/c4ai-command-r-v01", {"use_qk_norm": True}, "use_qk_norm = True is not"),
+        ("CohereLabs/c4ai-command-r7b-12-2024", {"use_qk_norm": True}, "use_qk_norm = True is not"),
+        ("swiss-ai/Apertus-8B-Instruct-2509", {"hidden_act": "silu"}, "hidden_act = 'silu' is not"),
+        ("bigcode/starcoder2-7b", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("tencent/Hunyuan-A13B-Instruct", {"use_cla": True}, "use_cla = True is not supported"),
+        (
+            "tencent/Hunyuan-A13B-Instruct",
+            {"num_shared_expert": [2] * 32},
+            "num_shared_expert = .* is not supported: it is 1 in every layer",
+        ),
+        ("tencent/Hunyuan-A13B-Instruct", {"moe_topk": [8, 7]}, r"moe_topk = \[8, 7\] must be"),
+        ("ibm-granite/granite-4.0-micro", {"num_local_experts": 8}, "num_local_experts = 8 is not"),
+        (
+            "ibm-granite/granite-4.0-micro",
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type = 'alibi' is not supported",
+        ),
         ("CohereLabs/c4ai-command-r7b-12-2024", {"rotary_pct": 0.5}, "rotary_pct = 0.5 is not"),
         (
             "CohereLabs/c4ai-command-r7b-12-2024",
@@ -443,7 +571,7 @@ def test_windows_are_those_of_the_layers_that_have_them():
         ("allenai/OLMoE-1B-7B-0924-Instruct", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
         ("Qwen/Qwen3-30B-A3B", {"use_qk_norm": False}, "use_qk_norm = False is not supported"),
         ("Qwen/Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "a token has 129 of 128 experts"),
-        ("Qwen/Qwen3-8B", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not"),
+        ("Qwen/Qwen3-8B", {"rope_scaling": {"type": "dynamic", "alpha": -1}}, "alpha = -1 must be"),
         ("Qwen/Qwen3-8B", {"ssd_jax_decoder": {"qkv_bias": True}}, "'qk_norm' is missing"),
         (
             "Qwen/Qwen3-8B",

@@ -42,6 +42,9 @@ WITHOUT = [
     ("qwen3-moe", "experts.normalized"),
     ("cohere2", "layer_kinds"),
     ("cohere2", "multipliers.logits"),
+    ("cohere-norms", "qk_norm"),
+    ("hunyuan", "late_qk_norm"),
+    ("apertus", "activation"),
 ]
 """Names of stored logits, and a mechanism that they depend on."""
 

@@ -646,6 +646,169 @@ def small_cases() -> dict[str, Case]:
             sliding_window=12,
             sliding_window_pattern="LLLG",
         ),
+        "cohere-norms": case(
+            "cohere",
+            qk_norms,
+            head_dim=8,
+            layer_norm_eps=1e-5,
+            logit_scale=1.0,
+            tie_word_embeddings=True,
+            use_qk_norm=True,
+        ),
+        "apertus": case(
+            "apertus",
+            {
+                "x^2": _filling("alpha_p", -10.0),
+                "exp(x)": _filling("alpha_n", -10.0),
+            }
+            | qk_norms,
+            hidden_act="xielu",
+            rope_parameters={"rope_theta": 500.0, "rope_type": "default"},
+        ),
+        "granite-hybrid": case(
+            "granitemoehybrid",
+            {
+                "residual_multiplier": without(residual_multiplier=1.0),
+                "rotation": without(position_embedding_type=None),
+            },
+            attention_multiplier=0.5,
+            embedding_multiplier=3.0,
+            layer_types=["attention", "attention"],
+            logits_scaling=2.0,
+            mamba_n_heads=8,
+            num_local_experts=0,
+            position_embedding_type="rope",
+            residual_multiplier=0.5,
+            shared_intermediate_size=48,
+        ),
+        "helium": case("helium", {}, head_dim=8),
+        "hunyuan": case(
+            "hunyuan_v1_dense",
+            {
+                "query norm": _filling("query_layernorm.weight", 1.0),
+                "key norm": _filling("key_layernorm.weight", 1.0),
+                "alpha": without(rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
+            },
+            rope_scaling={"alpha": 50.0, "factor": 1.0, "type": "dynamic"},
+            rope_theta=100.0,
+        ),
+        "hunyuan-moe": case(
+            "hunyuan_v1_moe",
+            {
+                "key norm": _filling("key_layernorm.weight", 1.0),
+                "shared expert": _zeroing("shared_mlp.down_proj.weight"),
+                "experts' order": _with_experts_in_another_order,
+            },
+            moe_intermediate_size=[48, 48],
+            moe_topk=[3, 3],
+            num_experts=8,
+            num_shared_expert=[1, 1],
+        ),
+        "internlm3": case("internlm3", biases, bias=True, qkv_bias=True, rope_scaling=_DYNAMIC),
+        "stablelm": case(
+            "stablelm",
+            {f"{part} bias": _zeroing(f"{part}_proj.bias") for part in "qv"}
+            | {"norm bias": _zeroing("norm.bias")},
+            head_dim=8,
+            layer_norm_eps=1e-5,
+            partial_rotary_factor=0.25,
+            use_qkv_bias=True,
+        ),
+        "stablelm-norms": case(
+            "stablelm",
+            {"norms of a head": _filling("norms.1.weight", 1.0)},
+            head_dim=8,
+            layer_norm_eps=1e-5,
+            partial_rotary_factor=0.5,
+            qk_layernorm=True,
+            use_parallel_residual=True,
+        ),
+        "starcoder2": case(
+            "starcoder2",
+            {f"{part} bias": _zeroing(f"{part}.bias") for part in ("c_fc", "c_proj", "o_proj")}
+            | {"norm bias": _zeroing("norm.bias")},
+            head_dim=8,
+            hidden_act="gelu_pytorch_tanh",
+            norm_epsilon=1e-5,
+            sliding_window=4096,
+            tie_word_embeddings=True,
+            use_bias=True,
+        ),
+        "cwm": case(
+            "cwm",
+            {"window": without(sliding_window=64)},
+            layer_types=["full_attention", "sliding_attention"],
+            rope_parameters={"rope_theta": 500.0, "rope_type": "default"},
+            sliding_window=12,
+        ),
+        "exaone-moe": case(
+            "exaone_moe",
+            {
+                "correction": _zeroing(_CORRECTION),
+                "shared experts": _zeroing("shared_experts.down_proj.weight"),
+                "layer without experts": _zeroing("layers.0.mlp.down_proj.weight"),
+                "window": without(sliding_window=64),
+                "scale": without(routed_scaling_factor=1.0),
+            }
+            | qk_norms,
+            first_k_dense_replace=1,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            moe_intermediate_size=16,
+            n_group=1,
+            norm_topk_prob=True,
+            num_experts=8,
+            num_experts_per_tok=3,
+            num_hidden_layers=3,
+            num_shared_experts=1,
+            routed_scaling_factor=2.5,
+            sliding_window=12,
+            topk_group=1,
+        ),
+        "hunyuan-3": case(
+            "hy_v3",
+            {
+                "correction": _zeroing(_CORRECTION),
+                "shared experts": _zeroing("shared_experts.down_proj.weight"),
+                "scale": without(router_scaling_factor=1.0),
+            }
+            | qk_norms,
+            first_k_dense_replace=1,
+            moe_intermediate_size=16,
+            num_experts=8,
+            num_experts_per_tok=3,
+            num_shared_experts=1,
+            router_scaling_factor=2.5,
+        ),
+        "iquest-coder": case("iquestcoder", {}),
+        "jais2": case(
+            "jais2",
+            {
+                "norm bias": _zeroing("norm.bias"),
+                "up bias": _zeroing("up_proj.bias"),
+                "output bias": _zeroing("o_proj.bias"),
+            },
+            attention_bias=True,
+            hidden_act="relu2",
+            layer_norm_eps=1e-5,
+            mlp_bias=True,
+        ),
+        "solar-open": case(
+            "solar_open",
+            {
+                "correction": _zeroing(_CORRECTION),
+                "shared experts": _zeroing("shared_experts.down_proj.weight"),
+                "scale": without(routed_scaling_factor=1.0),
+            },
+            moe_intermediate_size=16,
+            n_group=1,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            num_experts_per_tok=3,
+            partial_rotary_factor=1.0,
+            routed_scaling_factor=2.5,
+            topk_group=1,
+        ),
         "arcee": case("arcee", {}, attention_bias=False, hidden_act="relu2", mlp_bias=False),
         "dots1": case(
             "dots1",
@@ -679,6 +842,9 @@ _NEWER = {"model.": "model."}
 modules are called since transformers 4.52."""
 
 _CORRECTION = "e_score_correction_bias"
+_ACTIVATIONS = ("act_fn.beta", "act_fn.eps")
+"""Numbers of activations that files have."""
+_DYNAMIC = {"factor": 6.0, "rope_type": "dynamic"}
 _GLM = {"attention_bias": True, "partial_rotary_factor": 0.5}
 
 
@@ -699,6 +865,11 @@ def make(name: str, case: Case, folder: Path) -> dict[str, Any]:
     tensors = {
         _stored_name(parameter, case): _draw(parameter, value.shape, rng).to(case.dtype)
         for parameter, value in sorted(_drawn(model))
+    }
+    tensors |= {
+        name: value.to(case.dtype)
+        for name, value in model.named_buffers()
+        if name.endswith(_ACTIVATIONS)
     }
     if case.turned:
         turned = {n: t.mT.contiguous() if ".experts." in n else t for n, t in tensors.items()}

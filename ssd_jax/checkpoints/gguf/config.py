@@ -12,6 +12,7 @@ from ssd_jax.checkpoints.gguf.keys import GgufKeys
 from ssd_jax.checkpoints.gguf.rope import rope_scaling
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.registry import needs
 from ssd_jax.system.files import shown
 
 
@@ -25,8 +26,8 @@ def family_of(header: Header, *, where: str) -> GgufFamily:
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         raise InputError(
-            f"{where}: GGUF architecture {shown(architecture)} is not supported; supported: "
-            f"{', '.join(FAMILIES)}"
+            f"{where}: GGUF architecture {shown(architecture)} is not supported"
+            f"{needs(architecture)}; supported: {', '.join(FAMILIES)}"
         )
     return family
 

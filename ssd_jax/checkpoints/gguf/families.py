@@ -28,6 +28,7 @@ _NEIGHBOURS = TensorLayout(rotates_neighbours=True)
 _EPSILON = "attention.layer_norm_epsilon"
 """Key of the epsilon of norms that subtract the mean."""
 _ROPE_BASE = 10000.0
+_STARCODER2_WINDOW = 4096
 _SIGMOID = 2
 """llama.cpp's number of experts' weights that are sigmoids."""
 
@@ -51,6 +52,7 @@ class GgufFamily:
       divisors: the tensors with numbers by which frequencies of RoPE are divided.
       partial_rotary: whether `rope.dimension_count` may be less than a head has.
       epsilon: the key of the epsilon of norms.
+      activations: whether the header has parameters of every layer's activation.
     """
 
     model_type: str
@@ -60,6 +62,7 @@ class GgufFamily:
     divisors: tuple[str, ...] = ()
     partial_rotary: bool = False
     epsilon: str = "attention.layer_norm_rms_epsilon"
+    activations: bool = False
 
 
 def _granite(keys: GgufKeys) -> dict[str, Any]:
@@ -151,6 +154,11 @@ def _sigmoid_experts(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _chatglm(keys: GgufKeys) -> dict[str, Any]:
+    biases = (keys.has_tensor(f"blk.0.attn_{part}.bias") for part in ("q", "qkv"))
+    return {"attention_bias": any(biases)}
+
+
 def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
     key = "nextn_predict_layers"
     predicting = keys.count(key) if keys.get(key) else 0
@@ -183,12 +191,13 @@ def _ernie_moe(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _command_r(keys: GgufKeys) -> dict[str, Any]:
-    return {"logit_scale": keys.number("logit_scale")}
+    norms = keys.has_tensor("blk.0.attn_q_norm.weight")
+    return {"logit_scale": keys.number("logit_scale"), "use_qk_norm": norms}
 
 
 def _cohere2(keys: GgufKeys) -> dict[str, Any]:
     window = keys.count("attention.sliding_window")
-    return _command_r(keys) | _windows(keys, window, period=4)
+    return {"logit_scale": keys.number("logit_scale"), **_windows(keys, window, period=4)}
 
 
 def _minimax_m2(keys: GgufKeys) -> dict[str, Any]:
@@ -248,6 +257,26 @@ def _exaone4(keys: GgufKeys) -> dict[str, Any]:
     return _windows(keys, window, period=4) if window else {"sliding_window": None}
 
 
+def _exaone_moe(keys: GgufKeys) -> dict[str, Any]:
+    key = "nextn_predict_layers"
+    predicting = keys.count(key) if keys.get(key) else 0
+    layers = keys.count("block_count") - predicting
+    experts = _sigmoid_experts(keys)
+    shared = experts["n_shared_experts"] * experts["moe_intermediate_size"]
+    keys.require("expert_shared_feed_forward_length", (None, shared))
+    window = _windows(keys, keys.get("attention.sliding_window"), period=4)
+    return (
+        experts
+        | window
+        | {
+            "num_hidden_layers": layers,
+            "layer_types": window["layer_types"][:layers],
+            "num_experts": experts["n_routed_experts"],
+            "num_shared_experts": experts["n_shared_experts"],
+        }
+    )
+
+
 def _phi3(keys: GgufKeys) -> dict[str, Any]:
     original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
     settings = {
@@ -268,8 +297,14 @@ def _phi3(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _mistral3(keys: GgufKeys) -> dict[str, Any]:
-    keys.require("rope.scaling.type", (None, "none"))  # llama.cpp undoes YaRN's factor there
-    return {}
+    if not keys.get("attention.temperature_scale"):
+        keys.require("rope.scaling.type", (None, "none"))  # older llama.cpp has no factor of YaRN
+        return {}
+    keys.require("rope.scaling.type", ("yarn",))
+    scaling = rope_scaling(keys, keys.number("rope.freq_base", _ROPE_BASE)) or {}
+    weights = {"mscale": 1.0, "mscale_all_dim": keys.number("rope.scaling.yarn_log_multiplier")}
+    growth = {"llama_4_scaling_beta": keys.number("attention.temperature_scale")}
+    return {"model_type": "ministral3", "rope_scaling": scaling | weights | growth}
 
 
 def _relu2(_: GgufKeys) -> dict[str, Any]:
@@ -278,6 +313,41 @@ def _relu2(_: GgufKeys) -> dict[str, Any]:
 
 def _seed_oss(keys: GgufKeys) -> dict[str, Any]:
     return {"attention_out_bias": keys.has_tensor("blk.0.attn_output.bias")}
+
+
+def _hunyuan_moe(keys: GgufKeys) -> dict[str, Any]:
+    size = keys.count("expert_feed_forward_length")
+    keys.require("expert_shared_count", (None, 1))
+    keys.require("expert_shared_feed_forward_length", (None, size))
+    return {
+        "num_experts": keys.count("expert_count"),
+        "moe_topk": keys.count("expert_used_count"),
+        "intermediate_size": size,
+    }
+
+
+def _stablelm(keys: GgufKeys) -> dict[str, Any]:
+    keys.get("use_parallel_residual")  # whatever it says
+    return {
+        "use_qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "attention_bias": None,
+        "use_parallel_residual": not keys.has_tensor("blk.0.ffn_norm.weight"),
+        "qk_layernorm": keys.has_tensor("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _starcoder2(keys: GgufKeys) -> dict[str, Any]:
+    bias = keys.has_tensor("blk.0.attn_q.bias")
+    return {
+        "use_bias": bias,
+        "attention_bias": None,
+        "mlp_bias": None,
+        "sliding_window": keys.count("attention.sliding_window", _STARCODER2_WINDOW),
+    }
+
+
+def _apertus(_: GgufKeys) -> dict[str, Any]:
+    return {"hidden_act": "xielu"}
 
 
 def _smollm3(_: GgufKeys) -> dict[str, Any]:
@@ -329,6 +399,13 @@ FAMILIES = {
     ),
     "olmo2": GgufFamily(model_type="olmo2", read=_olmo2, modules=_BOTH_NORMS),
     "olmoe": GgufFamily(model_type="olmoe", read=_olmoe),
+    "chatglm": GgufFamily(
+        model_type="glm",
+        read=_chatglm,
+        modules={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        layout=TensorLayout(modules=QKV_JOINED | GATE_UP_JOINED, rotates_neighbours=True),
+        partial_rotary=True,
+    ),
     "glm4": GgufFamily(
         model_type="glm4",
         modules={"ffn_up": "mlp.gate_up_proj", **_BOTH_NORMS},
@@ -368,6 +445,17 @@ FAMILIES = {
     "arcee": GgufFamily(
         model_type="arcee", read=_relu2, layout=_NEIGHBOURS, divisors=(FREQUENCIES,)
     ),
+    "exaone-moe": GgufFamily(model_type="exaone_moe", read=_exaone_moe, divisors=(FREQUENCIES,)),
+    "jais2": GgufFamily(model_type="jais2", read=_relu2, epsilon=_EPSILON),
+    "apertus": GgufFamily(
+        model_type="apertus", read=_apertus, divisors=(FREQUENCIES,), activations=True
+    ),
+    "hunyuan-dense": GgufFamily(model_type="hunyuan_v1_dense"),
+    "hunyuan-moe": GgufFamily(model_type="hunyuan_v1_moe", read=_hunyuan_moe),
+    "stablelm": GgufFamily(
+        model_type="stablelm", read=_stablelm, partial_rotary=True, epsilon=_EPSILON
+    ),
+    "starcoder2": GgufFamily(model_type="starcoder2", read=_starcoder2, epsilon=_EPSILON),
     "gemma": GgufFamily(model_type="gemma"),
     "gemma2": GgufFamily(model_type="gemma2", read=_gemma2, modules=_BOTH_NORMS),
     "gemma3": GgufFamily(model_type="gemma3_text", read=_gemma3, modules=_BOTH_NORMS),

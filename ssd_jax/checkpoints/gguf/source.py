@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -15,9 +16,10 @@ from ssd_jax.checkpoints.gguf.header import read_header
 from ssd_jax.checkpoints.gguf.tensors import GgufTensors
 from ssd_jax.checkpoints.weights.layout import arranged
 from ssd_jax.checkpoints.weights.places import has_place, no_place
-from ssd_jax.checkpoints.weights.tensors import ForwardedTensors, TensorSource
+from ssd_jax.checkpoints.weights.tensors import ForwardedTensors, Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.mechanisms import XIELU_LARGEST, XIELU_SLOPE
 from ssd_jax.system.files import GET_AGAIN, shown
 
 _MODULES = {
@@ -85,7 +87,10 @@ class GGUFFile(ForwardedTensors):
         if has_predicting_layers(header):
             names = [name for name in names if _layer(name) < self.config.num_layers]
         renamed = _Renamed(stored, _by_module(names, family, self.config, path))
-        super().__init__(arranged(renamed, self.config, family.layout, where=str(path)))
+        tensors = arranged(renamed, self.config, family.layout, where=str(path))
+        if family.activations:
+            tensors = _WithNumbers(tensors, _xielu(header.metadata, self.config, path))
+        super().__init__(tensors)
 
 
 class _Renamed(ForwardedTensors):
@@ -99,6 +104,55 @@ class _Renamed(ForwardedTensors):
     @override
     def stored_name(self, name: str) -> str:
         return self._names[name]
+
+
+class _WithNumbers(ForwardedTensors):
+    """Tensors beside arrays that are not in the file."""
+
+    def __init__(self, stored: TensorSource, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(stored)
+        self._arrays = arrays
+        self.shapes = {**stored.shapes, **{name: array.shape for name, array in arrays.items()}}
+
+    @override
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._arrays[name].shape if name in self._arrays else super().shape(name)
+
+    @override
+    def read_part(self, name: str, part: Index) -> np.ndarray:
+        array = self._arrays.get(name)
+        return super().read_part(name, part) if array is None else array[part]
+
+    @override
+    def stored_type(self, name: str) -> str | None:
+        return "F32" if name in self._arrays else super().stored_type(name)
+
+
+def _xielu(metadata: Mapping[str, Any], config: ModelConfig, path: Path) -> dict[str, np.ndarray]:
+    """The parameters of activations, which the header has as a list of every layer's.
+
+    Raises:
+      InputError: they are missing, or the decoder lacks those of a constant.
+    """
+    lists = {}
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        numbers = np.array(metadata.get(f"xielu.{name}", ()), np.float32)
+        if numbers.size == 1:
+            numbers = np.full(config.num_layers, numbers)
+        if numbers.shape != (config.num_layers,):
+            raise InputError(
+                f"{path}: xielu.{name} has {numbers.size} numbers, and the model "
+                f"{config.num_layers} layers; {GET_AGAIN}"
+            )
+        lists[name] = numbers
+    for name, constant in (("beta", XIELU_SLOPE), ("eps", XIELU_LARGEST)):
+        if not np.allclose(lists[name], constant, rtol=2**-8):  # that of bfloat16
+            raise InputError(f"{path}: xielu.{name} is supported as {constant} alone")
+    return {
+        f"model.layers.{layer}.mlp.act_fn.{name}": lists[name][layer : layer + 1]
+        for layer in range(config.num_layers)
+        for name in ("alpha_p", "alpha_n")
+    }
 
 
 def _layer(name: str) -> int:

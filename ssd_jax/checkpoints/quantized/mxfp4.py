@@ -71,22 +71,50 @@ class Mxfp4(Scheme):
         self, stored: StoredTensors, module: str
     ) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         shape = stored.shapes[f"{module}_scales"]
-        codes, exponents = _read(stored, module, tuple(slice(0, size) for size in shape))
-        half = _BLOCK // 2
-        nibbles = codes[..., :half] | (codes[..., half:] << np.uint8(4))
-        blocks = np.concatenate([exponents[..., None], nibbles], axis=-1)
-        return blocks.reshape(*shape[:-1], -1)
+        return _read_blocks(stored, module, tuple(slice(0, size) for size in shape))
+
+    @override
+    def read_expert_blocks(
+        self, stored: StoredTensors, module: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        *_, blocks = stored.shapes[f"{module}_scales"]
+        part = slice(expert, expert + 1), slice(rows.start, rows.stop), slice(0, blocks)
+        return _read_blocks(stored, module, part, rows.step or 1)[0]
+
+
+def _read_blocks(
+    stored: StoredTensors, module: str, part: Index, step: int = 1
+) -> UInt8[np.ndarray, "*outputs row_bytes"]:
+    """ggml's blocks of a part, of every so many rows: an exponent, then bytes that have inputs j
+    and j + 16 where the file's have 2j and 2j + 1."""
+    pairs, exponents = _read_pairs(stored, module, part, step)
+    half = _BLOCK // 2
+    found = np.empty((*exponents.shape, 1 + half), np.uint8)
+    found[..., 0] = exponents
+    low, high = pairs & np.uint8(0xF), pairs >> np.uint8(4)
+    nibbles = found[..., 1:]
+    nibbles[..., ::2] = low[..., : half // 2] | (low[..., half // 2 :] << np.uint8(4))
+    nibbles[..., 1::2] = high[..., : half // 2] | (high[..., half // 2 :] << np.uint8(4))
+    return found.reshape(*exponents.shape[:-1], -1)
 
 
 def _read(
     stored: StoredTensors, module: str, part: Index, step: int = 1
 ) -> tuple[UInt8[np.ndarray, "*blocks 32"], UInt8[np.ndarray, "*blocks"]]:
     """The floats' bits and the exponents of some blocks, of every so many rows."""
+    pairs, exponents = _read_pairs(stored, module, part, step)
+    codes = np.stack([pairs & np.uint8(0xF), pairs >> np.uint8(4)], axis=-1)
+    return codes.reshape(*pairs.shape[:-1], _BLOCK), exponents
+
+
+def _read_pairs(
+    stored: StoredTensors, module: str, part: Index, step: int
+) -> tuple[UInt8[np.ndarray, "*blocks 16"], UInt8[np.ndarray, "*blocks"]]:
+    """The bytes, of two floats each, and the exponents of some blocks, of every so many rows."""
     pairs = stored.read_stored(f"{module}_blocks", (*part, slice(0, _BLOCK // 2)))[
         ..., ::step, :, :
     ]
     exponents = stored.read_stored(f"{module}_scales", part)[..., ::step, :]
     if (exponents == _NOT_A_NUMBER).any():
         raise ValueError("a scale is not a number")
-    codes = np.stack([pairs & np.uint8(0xF), pairs >> np.uint8(4)], axis=-1)
-    return codes.reshape(*pairs.shape[:-1], _BLOCK), exponents
+    return pairs, exponents

@@ -80,6 +80,13 @@ class Scheme(ABC):
         """A module's matrices in blocks of their kind."""
         raise ValueError(f"{module} has no kind")
 
+    def read_expert_blocks(
+        self, stored: StoredTensors, module: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        """Rows of an expert's matrix in blocks of its kind, of a module that has those of all;
+        `rows` may have a step."""
+        return self.read_blocks(stored, module)[expert, rows]
+
     def group_form(self, stored: StoredTensors, module: str) -> GroupForm | None:
         """The form of a matrix in groups of inputs, or of those of experts; None if it has none."""
         del stored, module

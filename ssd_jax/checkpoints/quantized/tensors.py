@@ -115,6 +115,16 @@ class QuantizedTensors(TensorSource):
             raise self._misfit(module, error) from None
 
     @override
+    def read_expert_blocks(
+        self, name: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        module = self._modules[name]
+        try:
+            return self._scheme.read_expert_blocks(self._stored, module, expert, rows)
+        except _MISFITS as error:
+            raise self._misfit(module, error) from None
+
+    @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         module = self._modules[name]
         try:

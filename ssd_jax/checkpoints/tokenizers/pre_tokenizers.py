@@ -20,13 +20,20 @@ _NO_CASED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_NO_CASED}"
 _GPT_4O = rf"{_CASED[0]}{_SUFFIX}|{_CASED[1]}{_SUFFIX}|\p{{N}}{{1,3}}|{_NO_CASED}"
 _SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _PATTERNS = {
-    "qwen2": _QWEN2,
-    "llama-bpe": _LLAMA3,
-    "dbrx": _LLAMA3,
-    "tekken": _TEKKEN,
-    "gpt-4o": _GPT_4O,
-    "seed-coder": _SEED,
+    "qwen2": (_QWEN2,),
+    "llama-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),
+    "tekken": (_TEKKEN,),
+    "gpt-4o": (_GPT_4O,),
+    "seed-coder": (_SEED,),
+    "deepseek-v3": _DEEPSEEK,
 }
 _DEFAULT = (  # llama.cpp's choice for files that name none
     r"[\p{P}\$\+<=>\^~\|]+",
@@ -40,12 +47,21 @@ SAME_AS = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
     "pixtral": "llama-bpe",
+    "falcon3": "llama-bpe",
     "smaug-bpe": "dbrx",
     "glm4": "dbrx",
+    "chatglm-bpe": "dbrx",
     "starcoder": "smollm",
     "refact": "smollm",
+    "command-r": "smollm",
+    "exaone": "smollm",
     "olmo": "gpt-2",
+    "exaone4": "gpt-2",
     "minimax-m2": "gpt-4o",
+    "deepseek-r1-qwen": "qwen2",
+    "stablelm2": "qwen2",
+    "hunyuan": "qwen2",
+    "hunyuan-dense": "deepseek-v3",
 }
 """Other names, of SmolLM 3 (smaug-bpe), Granite (refact), OLMo 2 and Phi 4 (dbrx) among them."""
 
@@ -64,7 +80,7 @@ def pre_tokenizer(pre: str) -> PreTokenizer:
         return words
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    patterns = (_PATTERNS[pre],) if pre in _PATTERNS else _DEFAULT
+    patterns = _PATTERNS.get(pre, _DEFAULT)
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, bytes_only])

@@ -92,9 +92,7 @@ class JoinedExperts(TensorSource):
     @override
     def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
         part = self._parts[name]
-        start = part.start + rows.start * part.step
-        stored = slice(start, start + (rows.stop - rows.start - 1) * part.step + 1, part.step)
-        return self._stored.read_expert_groups(part.name, expert, stored)
+        return self._stored.read_expert_groups(part.name, expert, _within(part, rows))
 
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
@@ -103,6 +101,15 @@ class JoinedExperts(TensorSource):
             return self._stored.read_blocks(name)
         rows = slice(part.start, part.start + part.step * part.rows, part.step)
         return self._stored.read_blocks(part.name)[:, rows]
+
+    @override
+    def read_expert_blocks(
+        self, name: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        part = self._parts.get(name)
+        if part is None:
+            return self._stored.read_expert_blocks(name, expert, rows)
+        return self._stored.read_expert_blocks(part.name, expert, _within(part, rows))
 
     def _parts_of(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts of an array; none if it is not one of experts."""
@@ -128,3 +135,9 @@ class JoinedExperts(TensorSource):
         if part.is_turned:
             return stored[0], part.rows, stored[1]
         return stored[0], part.rows, *stored[2:]
+
+
+def _within(part: _Part, rows: slice) -> slice:
+    """The rows of an array that some rows of a part are."""
+    start = part.start + rows.start * part.step
+    return slice(start, start + (rows.stop - rows.start - 1) * part.step + 1, part.step)

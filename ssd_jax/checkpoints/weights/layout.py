@@ -21,9 +21,13 @@ from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.family import TensorLayout
 from ssd_jax.system.files import GET_AGAIN
 
-_IN_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)\.(weight|bias|e_score_correction_bias)")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_IN_LAYER = re.compile(
+    r"(model\.layers\.\d+\.)(.+)\.(weight|bias|e_score_correction_bias|expert_bias)"
+)
+_OTHER_KINDS = {"expert_bias": "e_score_correction_bias"}
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _ROTATED = re.compile(r".*\.self_attn\.[qk](_proj|_norm)\.(weight|bias)")
+_NORM_OF_HEADS = re.compile(r".*\.self_attn\.[qk]_norm\.weight")
 
 
 def arranged(
@@ -32,8 +36,8 @@ def arranged(
     """The tensors by this package's names and rows; themselves if the layout is no other.
 
     Raises:
-      InputError: a matrix that holds several has another number of rows than these together, or
-        one of an expert is missing or of another shape than those of others.
+      InputError: a matrix that holds several has another number of rows than these together, one
+        of an expert is missing or of another shape than those of others, or a constant is another.
     """
     if layout.prefixes:
         tensors = _WithoutPrefixes(tensors, layout.prefixes)
@@ -121,6 +125,8 @@ class _Arranged(TensorSource):
             ]
             return np.stack(matrices)
         if self._layout.rotates_neighbours and _ROTATED.fullmatch(name):
+            if len(part) == 2 and _NORM_OF_HEADS.fullmatch(name):
+                return self._read_norms(name, part)
             return self._read_heads(name, part)
         values = self._read_rows(name, part)
         if self._layout.norm_offset and name.endswith("norm.weight"):
@@ -170,15 +176,42 @@ class _Arranged(TensorSource):
             return self._by_halves(blocks)
         return blocks
 
+    @override
+    def read_expert_blocks(
+        self, name: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        if name in self._experts:
+            return self._stored.read_blocks(self._experts[name][expert])[rows]
+        return self._stored.read_expert_blocks(self._parts[name].name, expert, rows)
+
     def _names(self) -> list[str]:
-        """Stored names, but those of layers that are left out."""
+        """Stored names, but those of layers that are left out, and of constants."""
         end = f"{self._layout.left_out}.weight"
         left_out = tuple(
             name.removesuffix(end)
             for name in self._stored.shapes
             if self._layout.left_out and name.endswith(f".{end}")
         )
-        return [name for name in self._stored.shapes if not name.startswith(left_out)]
+        kept = [name for name in self._stored.shapes if not name.startswith(left_out)]
+        return [name for name in kept if not self._is_constant(name)]
+
+    def _is_constant(self, name: str) -> bool:
+        """Whether a tensor is a number that the decoder has as a constant.
+
+        Raises:
+          InputError: it is another number.
+        """
+        ends = self._layout.constants
+        constant = next((ends[end] for end in ends if name.endswith(f".{end}")), None)
+        if constant is None:
+            return False
+        found = self._stored.read(name).astype(np.float32)
+        if found.size != 1 or not np.allclose(found, constant, rtol=2**-8):  # that of bfloat16
+            raise InputError(
+                f"{self._where}: tensor {name!r} is {found.tolist()}, and only {constant} is "
+                "supported"
+            )
+        return True
 
     def _joined_experts(self, stored: Iterable[str]) -> dict[str, list[str]]:
         """By this package's name of all experts' matrices, the stored names of each, in order."""
@@ -209,7 +242,8 @@ class _Arranged(TensorSource):
             return
         modules = self._layout.modules.get(match[2], (match[2],))
         if len(modules) == 1:
-            yield f"{match[1]}{modules[0]}.{match[3]}", _Part(name, 0, rows)
+            kind = _OTHER_KINDS.get(match[3], match[3])
+            yield f"{match[1]}{modules[0]}.{kind}", _Part(name, 0, rows)
             return
         counts = [self._rows[module] for module in modules]
         if sum(counts) != rows:
@@ -232,6 +266,12 @@ class _Arranged(TensorSource):
         rows, *rest = part
         whole, within = self._heads(rows)
         return self._by_halves(self._read_rows(name, (whole, *rest)))[within].copy()
+
+    def _read_norms(self, name: str, part: Index) -> np.ndarray:
+        """Norms of heads whose rotated dimensions are stored as neighbours, a row a head."""
+        rows, dims = part
+        whole = self._read_rows(name, (rows, slice(0, len(self._head_order))))
+        return whole[:, self._head_order[dims]]
 
     def _heads(self, rows: slice) -> tuple[slice, slice]:
         """The rows of whole heads that some rows are part of, and where these are among them."""

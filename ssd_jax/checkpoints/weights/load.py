@@ -131,7 +131,16 @@ def load_arrays(
 def _read_panels(tensors: TensorSource, name: str, kind: str) -> jax.Array:
     if kind == BFLOAT16.name:
         return pack_bfloat16(jnp.asarray(tensors.read(name)))
-    return jax.device_put(pack_blocks(KINDS[kind], tensors.read_blocks(name)))
+    experts, *rest = tensors.shape(name)
+    if len(rest) == 1:
+        return jax.device_put(pack_blocks(KINDS[kind], tensors.read_blocks(name)))
+    outputs, inputs = rest
+    panels, panel_bytes = KINDS[kind].packed_shape(outputs, inputs)
+    packed = np.empty((experts, panels, panel_bytes), np.uint8)
+    for expert in range(experts):
+        blocks = tensors.read_expert_blocks(name, expert, slice(0, outputs))
+        packed[expert] = pack_blocks(KINDS[kind], blocks)
+    return jax.device_put(packed.reshape(-1, panel_bytes))
 
 
 def _on_huge_pages(array: jax.Array, pages: HugePages) -> jax.Array:

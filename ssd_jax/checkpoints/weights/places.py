@@ -86,6 +86,7 @@ def _patterns(config: ModelConfig) -> list[str]:
         r"self_attn\.o_proj\.bias": m.output_bias,
         r"self_attn\.[qk]_norm\.weight": config.qk_norm,
         r"self_attn\.sinks": m.sinks,
+        r"mlp\.act_fn\.alpha_[pn]": m.activation == "xielu",
     }
     if m.experts is not None:
         patterns |= _of_experts(m.experts)

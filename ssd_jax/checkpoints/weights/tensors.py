@@ -60,6 +60,13 @@ class TensorSource(ABC):
         """
         raise ValueError(f"{name} has no stored blocks")
 
+    def read_expert_blocks(
+        self, name: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        """Rows of an expert's matrix as `read_blocks` gives them, of a tensor with those of all;
+        `rows` has a start and a stop within the matrix, and may have a step."""
+        return self.read_blocks(name)[expert, rows]
+
     def group_form(self, name: str) -> GroupForm | None:
         """The form of a matrix in groups of inputs, or of those of experts; None if it has none."""
         del name
@@ -117,6 +124,12 @@ class ForwardedTensors(TensorSource):
     @override
     def read_blocks(self, name: str) -> UInt8[np.ndarray, "*outputs row_bytes"]:
         return self._stored.read_blocks(self.stored_name(name))
+
+    @override
+    def read_expert_blocks(
+        self, name: str, expert: int, rows: slice
+    ) -> UInt8[np.ndarray, "outputs row_bytes"]:
+        return self._stored.read_expert_blocks(self.stored_name(name), expert, rows)
 
 
 def bounds(index: Index | None, shape: tuple[int, ...]) -> tuple[slice, ...]:

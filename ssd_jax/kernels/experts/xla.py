@@ -69,9 +69,12 @@ def _in_blocks(
         turn = block - (block_ends - blocks)[expert]
         begin = (ends - group_sizes)[expert] + turn * rows
         part = jax.lax.dynamic_slice_in_dim(x, begin, rows)
+        experts = weights
+        if turns is None:  # else XLA on CPU makes float32 of all experts before the loop
+            experts, expert = jax.lax.optimization_barrier((weights, expert))
         return [
             jax.lax.dynamic_update_slice_in_dim(y, _product(part, matrix), begin, 0)
-            for y, matrix in zip(ys, _of_expert(weights, expert), strict=True)
+            for y, matrix in zip(ys, _of_expert(experts, expert), strict=True)
         ]
 
     ys = [jnp.zeros((count + rows, _outputs(weight)), jnp.float32) for weight in weights]

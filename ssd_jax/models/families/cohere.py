@@ -1,6 +1,7 @@
-"""Command R and A: attention and feed-forward side by side, behind one norm without a bias.
+"""Command R, R+ and A: attention and feed-forward side by side, behind one norm without a bias.
 
-Of the newer ones, layers with a window are rotated, and the others are not.
+Command R+ has norms of the heads of queries and keys. Of the newer ones, layers with a window are
+rotated, and the others are not.
 """
 
 from typing import Any
@@ -21,6 +22,11 @@ _ONLY = {
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
+    norms = config.flag("use_qk_norm")
+    return _command(config) | {"qk_norm": norms, "head_qk_norm": norms}
+
+
+def _command(config: ConfigReader) -> dict[str, Any]:
     for key, values in _ONLY.items():
         if config.get(key) not in values:
             raise config.unsupported(key, config.get(key))
@@ -37,7 +43,7 @@ def _read(config: ConfigReader) -> dict[str, Any]:
 
 
 def _read2(config: ConfigReader) -> dict[str, Any]:
-    read, period = _read(config), config.count("sliding_window_pattern", 4)
+    read, period = _command(config), config.count("sliding_window_pattern", 4)
     layers = range(config.count("num_hidden_layers"))
     default = [(layer + 1) % period != 0 for layer in layers]
     return read | rotated_windows(config, default=default, context=read["max_context"])

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after, as OLMo 2, and of queries and keys.
+"""EXAONE 4: norms after, as OLMo 2, and of queries and keys. K-EXAONE: norms before, experts.
 
 Where some layers have a window, the others are not rotated.
 """
@@ -6,12 +6,27 @@ Where some layers have a window, the others are not rotated.
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import NORMS_BEHIND, Family, TensorLayout
+from ssd_jax.models.families.family import (
+    EXPERTS_APART,
+    NORMS_BEHIND,
+    SHARED_EXPERTS,
+    Family,
+    TensorLayout,
+    sigmoid_experts,
+)
 from ssd_jax.models.families.windows import rotated_windows
 
 
-def _read(config: ConfigReader) -> dict[str, Any]:
-    norms = {"qk_norm": True, "norm_placement": "post"}
+def _dense(config: ConfigReader) -> dict[str, Any]:
+    return _attention(config) | {"norm_placement": "post"}
+
+
+def _moe(config: ConfigReader) -> dict[str, Any]:
+    return _attention(config) | sigmoid_experts(config)
+
+
+def _attention(config: ConfigReader) -> dict[str, Any]:
+    norms = {"qk_norm": True}
     key, layers = "sliding_window_pattern", range(config.count("num_hidden_layers"))
     pattern = config.get(key) or 4
     if config.get("sliding_window") is None:
@@ -24,4 +39,14 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     return norms | rotated_windows(config, default=default, context=context)
 
 
-EXAONE4 = Family(name="exaone4", read=_read, layout=TensorLayout(modules=NORMS_BEHIND))
+EXAONE4 = Family(name="exaone4", read=_dense, layout=TensorLayout(modules=NORMS_BEHIND))
+EXAONE_MOE = Family(
+    name="exaone_moe",
+    read=_moe,
+    defaults={"first_k_dense_replace": 1, "norm_topk_prob": True, "sliding_window": 4096},
+    renamed={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    layout=TensorLayout(
+        modules={"mlp.gate": ("mlp.router",), "mlp": ("mlp.router",)} | SHARED_EXPERTS,
+        experts=EXPERTS_APART,
+    ),
+)

@@ -36,12 +36,13 @@ class TensorLayout:
         by halves.
       norm_offset: what is added to the weights of all norms.
       prefixes: by the beginning of names in the file, what takes its place.
-      experts: by the file's name of a module of one expert, with * for its number, this package's
-        of all.
+      experts: by the file's name of a module of one expert, or of one head, with * for its number,
+        this package's of all.
       expert_arrays: see there; None where there are none.
       left_out: a module of layers that predict tokens further on, which are left out; "" is none.
       axes: by the end of this package's names, the axes of tensors of one row, which files may have
         as vectors or as matrices.
+      constants: by the end of the file's names, numbers that the decoder has as constants.
     """
 
     modules: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -52,6 +53,7 @@ class TensorLayout:
     expert_arrays: ExpertArrays | None = None
     left_out: str = ""
     axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 QKV_JOINED = {"self_attn.qkv_proj": tuple(f"self_attn.{part}_proj" for part in "qkv")}
@@ -171,10 +173,11 @@ def sigmoid_experts(config: ConfigReader) -> dict[str, Any]:
         if config.get(key) not in (1, None):
             raise config.unsupported(key, config.get(key), "experts are not chosen by groups")
     size, layers = config.count("moe_intermediate_size"), config.count("num_hidden_layers")
-    shared, dense = (
+    shared, first = (
         config.count(key) if config.get(key) else 0
         for key in ("n_shared_experts", "first_k_dense_replace")
     )
+    kinds = config.get("mlp_layer_types") or ["dense"] * first
     experts = Experts(
         count=config.count("n_routed_experts"),
         chosen=config.count("num_experts_per_tok"),
@@ -184,6 +187,6 @@ def sigmoid_experts(config: ConfigReader) -> dict[str, Any]:
         scale=float(config.positive("routed_scaling_factor", 1.0)),
         correction=True,
         shared=shared * size,
-        dense_layers=tuple(range(min(dense, layers))),
+        dense_layers=tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "dense"),
     )
     return {"experts": experts.of_layers(range(layers))}

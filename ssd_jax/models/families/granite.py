@@ -1,4 +1,4 @@
-"""Granite 3: llama with four multipliers; the smaller ones have experts."""
+"""Granite 3 and 4: llama with four multipliers; some of Granite 3 have experts."""
 
 from typing import Any
 
@@ -26,7 +26,32 @@ def _read_moe(config: ConfigReader) -> dict[str, Any]:
     return _read(config) | {"experts": experts}
 
 
+def _read_hybrid(config: ConfigReader) -> dict[str, Any]:
+    """Those of Granite 4 whose layers all have attention."""
+    layers, attention = config.count("num_hidden_layers"), {"attention", "full_attention"}
+    kinds = config.get("layer_types") or config.get("layers_block_type") or ["mamba"]
+    if others := sorted({*kinds} - attention):
+        raise config.unsupported("layer_types", others[0], "it needs linear attention")
+    if config.get("num_local_experts"):
+        raise config.unsupported("num_local_experts", config.get("num_local_experts"))
+    key = "position_embedding_type"
+    if config.get(key) not in ("rope", "nope", None):
+        raise config.unsupported(key, config.get(key))
+    rotated = {} if config.get(key) == "rope" else {"layer_kinds": ("nope",) * layers}
+    return _read(config) | rotated | {"intermediate_size": config.count("shared_intermediate_size")}
+
+
 GRANITE = Family(name="granite", read=_read)
+GRANITE_HYBRID = Family(
+    name="granitemoehybrid",
+    read=_read_hybrid,
+    layout=TensorLayout(
+        modules={
+            "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+            "shared_mlp.output_linear": ("mlp.down_proj",),
+        }
+    ),
+)
 GRANITE_MOE = Family(
     name="granitemoe",
     read=_read_moe,

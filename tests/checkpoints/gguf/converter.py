@@ -26,8 +26,17 @@ ARCHITECTURES = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
 _WITHOUT_EXPERTS = {"qwen3moe": "qwen3"}
 """Architectures whose layers all have experts, and what names tensors of one that has none."""
 _OF_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+_OF_HEAD = re.compile(r"(.+\.[qk]_layernorm)\.norms\.(\d+)(\.weight)")
 _NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "arcee")
-_PARTIAL = {"phi3": 1.0, "glm4": 0.5, "glm4moe": 0.5, "minimax-m2": 0.5, "nemotron": 0.5}
+_PARTIAL = {
+    "phi3": 1.0,
+    "chatglm": 0.5,
+    "glm4": 0.5,
+    "glm4moe": 0.5,
+    "minimax-m2": 0.5,
+    "nemotron": 0.5,
+    "stablelm": 0.25,
+}
 """Architectures that rotate a part of a head, and which one without `partial_rotary_factor`."""
 
 
@@ -39,6 +48,8 @@ def convert(directory: Path, path: Path, architecture: str, matrices: str = "F32
     """
     config = json.loads((directory / "config.json").read_text())
     config |= config.get("text_config", {})
+    if config["model_type"] == "granitemoehybrid":
+        del config["layer_types"]  # all alike
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_tokenizer_model("gpt2")
@@ -49,7 +60,8 @@ def convert(directory: Path, path: Path, architecture: str, matrices: str = "F32
         for name in (architecture, _WITHOUT_EXPERTS.get(architecture, architecture))
     )
     suffixes = ".weight", ".bias"
-    for name, array in _tensors(SafetensorsDirectory(directory), config):
+    stored = SafetensorsDirectory(directory)
+    for name, array in _tensors(stored, config):
         if name == "lm_head.weight" and architecture.startswith("gemma"):
             continue
         kind = "MXFP4" if array.dtype == np.uint8 else matrices if array.ndim > 1 else "F32"
@@ -58,6 +70,7 @@ def convert(directory: Path, path: Path, architecture: str, matrices: str = "F32
             array = gguf.quants.quantize(_converted(name, array, config, architecture), number)
         stored_name = names.get_name(name, suffixes) or plain.get_name(name, suffixes)
         writer.add_tensor(stored_name, array, raw_dtype=number)
+    _write_activations(writer, stored)
     for name, numbers in _factors(config).items():
         writer.add_tensor(f"{name}.weight", np.array(numbers, np.float32))
     writer.write_header_to_file()
@@ -81,7 +94,7 @@ def _tensors(
     interleaved = config["model_type"] == "gpt_oss"
     for stored_name in stored.shapes:
         name = stored_name.replace("language_model.", "")
-        if ".visual." in name:
+        if ".visual." in name or ".act_fn." in name:
             continue
         if name.endswith("_blocks"):
             module = name.removesuffix("_blocks")
@@ -91,13 +104,23 @@ def _tensors(
         if name.endswith("_scales"):
             continue
         array, match = stored.read(stored_name).astype(np.float32), _OF_EXPERT.fullmatch(name)
-        if match is not None:
+        of_head = _OF_HEAD.fullmatch(name)
+        if of_head is not None:
+            of_experts.setdefault(f"{of_head[1]}{of_head[3]}", {})[int(of_head[2])] = array
+        elif match is not None:
             of_experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = array
         elif name.endswith((".gate_up_proj", ".experts.down_proj")):  # turned
             turned = np.ascontiguousarray(array.swapaxes(1, 2))
             yield from _apart(f"{name}.weight", turned, interleaved=interleaved)
         elif name.endswith("_proj_bias"):
             yield from _apart(name.replace("_bias", ".bias"), array, interleaved=True)
+        elif ".shared_mlp.input_linear." in name:
+            renamed = name.replace("shared_mlp.input_linear", "mlp.gate_up_proj")
+            half = array.shape[0] // 2
+            for part, rows in zip(("gate", "up"), (array[:half], array[half:]), strict=True):
+                yield renamed.replace("gate_up", part), rows
+        elif ".shared_mlp.output_linear." in name:
+            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), array
         elif ".input_linear." in name:
             renamed = name.replace("block_sparse_moe.input_linear", "mlp.experts.gate_up_proj")
             yield from _apart(renamed, array, interleaved=False)
@@ -140,12 +163,17 @@ def _write_keys(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     writer.add_block_count(_layers(config))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    key = "shared_intermediate_size" if architecture == "granite" else "intermediate_size"
+    writer.add_feed_forward_length(config.get(key, config["intermediate_size"]))
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if rope.get("alpha"):
+        rope["rope_theta"] *= rope["alpha"] ** (config["head_dim"] / (config["head_dim"] - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
     if architecture not in ("gemma", "gemma2"):
         writer.add_rope_freq_base(rope["rope_theta"])
     if "mrope_section" in rope:
@@ -154,6 +182,9 @@ def _write_keys(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if config["model_type"] == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     local = ropes.get("sliding_attention", {}).get("rope_theta", config.get("rope_local_base_freq"))
     if local is not None:
         writer.add_rope_freq_base_swa(local)
@@ -182,6 +213,13 @@ def _write_keys(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     if architecture == "cohere2":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_rope_dimension_count(config["head_dim"])
+    if architecture == "stablelm":
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+        writer.add_parallel_residual(config.get("use_parallel_residual", True))
+    if architecture == "jais2":
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    if architecture == "starcoder2":
+        writer.add_layer_norm_eps(config["norm_epsilon"])
     if architecture == "nemotron":
         writer.add_layer_norm_eps(config["norm_eps"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
@@ -190,6 +228,19 @@ def _write_keys(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
         scale = config["max_position_embeddings"] / original
         writer.add_rope_scaling_orig_ctx_len(original)
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+
+
+def _write_activations(writer: gguf.GGUFWriter, stored: SafetensorsDirectory) -> None:
+    of = {
+        "alpha_n": writer.add_xielu_alpha_n,
+        "alpha_p": writer.add_xielu_alpha_p,
+        "beta": writer.add_xielu_beta,
+        "eps": writer.add_xielu_eps,
+    }
+    for name, write in of.items():
+        every = sorted(tensor for tensor in stored.shapes if tensor.endswith(f".act_fn.{name}"))
+        if every:
+            write([float(stored.read(tensor).astype(np.float32).item()) for tensor in every])
 
 
 def _write_keys_of_experts(
@@ -205,6 +256,7 @@ def _write_keys_of_experts(
         "n_group": writer.add_expert_group_count,
         "topk_group": writer.add_expert_group_used_count,
         "n_shared_experts": writer.add_expert_shared_count,
+        "num_shared_experts": writer.add_expert_shared_count,
         "first_k_dense_replace": writer.add_leading_dense_block_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,
         "num_nextn_predict_layers": writer.add_nextn_predict_layers,
@@ -220,11 +272,18 @@ def _write_keys_of_experts(
     if architecture == "ernie4_5-moe":
         per_head = config["intermediate_size"] // config["num_key_value_heads"]
         writer.add_expert_shared_feed_forward_length(per_head)
-    if architecture in ("gpt-oss", "minimax-m2"):
+    if architecture == "exaone-moe":
+        size = config["moe_intermediate_size"] * config["num_shared_experts"]
+        writer.add_expert_shared_feed_forward_length(size)
+    if architecture == "hunyuan-moe":
+        writer.add_expert_used_count(config["moe_topk"][0])
+        writer.add_expert_shared_count(1)
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    if architecture in ("gpt-oss", "minimax-m2", "hunyuan-moe"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if architecture in ("glm4moe", "dots1"):
+    if architecture in ("glm4moe", "dots1", "exaone-moe"):
         writer.add_expert_weights_norm(config["norm_topk_prob"])
-    if architecture in ("glm4moe", "dots1", "minimax-m2"):
+    if architecture in ("glm4moe", "dots1", "minimax-m2", "exaone-moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 

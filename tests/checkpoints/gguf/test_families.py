@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -24,23 +25,33 @@ from tests.models.golden_logits import GOLDENS, golden
 from tests.selection import cases
 
 CONVERTED = [
+    ("apertus", "apertus"),
     ("arcee", "arcee"),
     ("cohere", "command-r"),
+    ("cohere-norms", "command-r"),
     ("cohere2", "cohere2"),
     ("dots1", "dots1"),
     ("ernie", "ernie4_5"),
     ("exaone4", "exaone4"),
+    ("exaone-moe", "exaone-moe"),
     ("ernie-moe", "ernie4_5-moe"),
     ("gemma", "gemma"),
     ("gemma2", "gemma2"),
     ("gemma3", "gemma3"),
+    ("glm", "chatglm"),
     ("glm4", "glm4"),
     ("glm4-moe", "glm4moe"),
     ("gpt-oss", "gpt-oss"),
     ("granite", "granite"),
+    ("granite-hybrid", "granite"),
     ("granitemoe", "granitemoe"),
+    ("hunyuan", "hunyuan-dense"),
+    ("hunyuan-moe", "hunyuan-moe"),
+    ("internlm3", "llama"),
+    ("jais2", "jais2"),
     ("llama-biases", "llama"),
     ("minimax-m2", "minimax-m2"),
+    ("ministral3", "mistral3"),
     ("mistral", "llama"),
     ("mistral", "mistral3"),
     ("mixtral", "llama"),
@@ -59,6 +70,10 @@ CONVERTED = [
     ("qwen3-yarn", "qwen3"),
     ("seed-oss", "seed_oss"),
     ("smollm3", "smollm3"),
+    ("solar-open", "glm4moe"),
+    ("stablelm", "stablelm"),
+    ("stablelm-norms", "stablelm"),
+    ("starcoder2", "starcoder2"),
 ]
 """Golden checkpoints and architectures of llama.cpp."""
 
@@ -71,6 +86,13 @@ _GATE_AS_UP = {
     "ffn_gate_exps": "mlp.experts.up_proj",
     "ffn_up_exps": "mlp.experts.gate_proj",
 }
+_SAME_FILES = {
+    "mistral": "llama",
+    "internlm3": "llama",
+    "granitemoehybrid": "granite",
+    "solar_open": "glm4_moe",
+}
+"""Families whose files have the architecture of another one."""
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
 YARN = {
     "rope__scaling__type": "yarn",
@@ -112,14 +134,15 @@ def alike(config):
     """A configuration without what a file cannot tell: which of several families that have the same
     decoder, a scale of scores that is folded into queries, and more digits than float32 has."""
     multipliers = dataclasses.replace(config.mechanisms.multipliers, scores=None)
-    if config.family in ("granite", "granitemoe"):
+    if config.family.startswith("granite"):
         multipliers = config.mechanisms.multipliers
     scaling = config.rope_scaling
     if scaling is not None:
         scaling = dataclasses.replace(scaling, attention_factor=round(scaling.attention_factor, 5))
     return dataclasses.replace(
         config,
-        family={"mistral": "llama"}.get(config.family, config.family),
+        family=_SAME_FILES.get(config.family, config.family),
+        rope_theta=float(np.float32(config.rope_theta)),
         rope_scaling=scaling,
         mechanisms=dataclasses.replace(config.mechanisms, multipliers=multipliers),
     )
@@ -154,6 +177,10 @@ def truncated(keys):
         ("smollm3", "smollm3", {"read": lambda _: {"no_rope_layer_interval": 3}}),
         ("glm4", "glm4", {"layout": TensorLayout(modules=FAMILIES["glm4"].layout.modules)}),
         ("glm4", "glm4", {"partial_rotary": False}),
+        ("glm", "chatglm", {"layout": TensorLayout(modules=FAMILIES["glm4"].layout.modules)}),
+        ("ministral3", "mistral3", {"read": lambda _: {}}),
+        ("stablelm-norms", "stablelm", {"read": lambda _: {}}),
+        ("hunyuan-moe", "hunyuan-moe", {"modules": _GATE_AS_UP}),
         ("granite", "granite", {"read": lambda _: {}}),
         ("olmo2", "olmo2", {"modules": _EXCHANGED}),
         ("gemma2", "gemma2", {"layout": TensorLayout(norm_offset=1.0)}),
@@ -171,6 +198,7 @@ def truncated(keys):
         ("dots1", "dots1", {"read": FAMILIES["qwen3moe"].read}),
         ("ernie-moe", "ernie4_5-moe", {"layout": TensorLayout(rotates_neighbours=True)}),
         ("cohere", "command-r", {"layout": TensorLayout()}),
+        ("cohere-norms", "command-r", {"layout": TensorLayout()}),
         ("cohere2", "cohere2", {"read": FAMILIES["command-r"].read}),
         ("gpt-oss", "gpt-oss", {"read": truncated}),
         ("gpt-oss", "gpt-oss", {"modules": {}}),
@@ -237,8 +265,15 @@ def test_soft_caps_that_a_file_leaves_out_are_llama_cpps(tmp_path):
         ("granite", {}, "granite.logit_scale is missing"),
         ("glm4", {"rope__dimension_sections": [8, 12, 12, 0]}, r"dimension_sections = \[8, 12"),
         ("glm4", {"nextn_predict_layers": 1}, "nextn_predict_layers = 1"),
-        ("mistral3", {"attention__temperature_scale": 0.1}, "temperature_scale = 0.1"),
+        ("mistral3", {"attention__temperature_scale": 0.1}, "rope.scaling.type = None is not"),
         ("mistral3", YARN, "rope.scaling.type = 'yarn'"),
+        (
+            "mistral3",
+            {"attention__temperature_scale": 0.1, **YARN},
+            "mistral3.rope.scaling.yarn_log_multiplier is missing",
+        ),
+        ("hunyuan-moe", {**EXPERTS, "expert_shared_count": 2}, "expert_shared_count = 2"),
+        ("stablelm", {}, "stablelm.attention.layer_norm_epsilon is missing"),
         ("qwen2", {"rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         ("llama", {"logit_scale": 0.5}, "llama.logit_scale = 0.5"),
@@ -270,6 +305,41 @@ def test_what_the_decoder_of_an_architecture_lacks_is_refused_by_key(
 ):
     with pytest.raises(InputError, match=message):
         config_of(tmp_path, architecture, tiny_gguf.metadata(architecture, **changes))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"),
+    [
+        ("qwen3next", "linear attention or state spaces"),
+        ("deepseek2", r"experts and latent attention \(MLA\)"),
+        ("gemma3n", "layers that share keys and values"),
+    ],
+)
+def test_what_an_architecture_needs_that_there_is_not_is_named(tmp_path, architecture, part):
+    with pytest.raises(InputError, match=f"'{architecture}' is not supported .it needs {part}"):
+        config_of(tmp_path, architecture, tiny_gguf.metadata(architecture))
+
+
+def test_files_of_glm_may_have_queries_keys_and_values_in_one_matrix(tmp_path):
+    origin = GGUFFile(convert(GOLDENS / "glm", tmp_path / "apart.gguf", "chatglm"))
+    joined = GGUFFile(joined_attention(tmp_path / "apart.gguf", tmp_path / "joined.gguf"))
+    assert joined.config == origin.config
+    assert joined.shapes == origin.shapes
+    for name in origin.shapes:
+        np.testing.assert_array_equal(joined.read(name), origin.read(name), err_msg=name)
+
+
+def joined_attention(source, path):
+    """A file whose layers have one matrix, and one bias, of queries, keys and values."""
+    header, stored = read_header(source), gguf.GGUFReader(source)
+    tensors = {tensor.name: tensor.data for tensor in stored.tensors}
+    for layer in range(header.metadata["chatglm.block_count"]):
+        for kind in ("weight", "bias"):
+            parts = [tensors.pop(f"blk.{layer}.attn_{part}.{kind}") for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)
+    keys = {k: v for k, v in header.metadata.items() if k.startswith("chatglm.")}
+    raw = {name: (array, "F32") for name, array in tensors.items()}
+    return tiny_gguf.write(path, "chatglm", {}, keys=keys, raw=raw)
 
 
 def test_joined_and_single_matrices_are_not_both_read(tmp_path):

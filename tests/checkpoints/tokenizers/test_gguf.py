@@ -184,7 +184,12 @@ def test_other_pre_tokenizers_are_refused():
         ("seed-coder", ["An", " iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/", "\n"]),
         ("glm4", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
         ("refact", ["An", " iPhoneCase", "'", "S", " ", "1", "2", "3", "4", "!/", "\n"]),
+        ("command-r", ["An", " iPhoneCase", "'", "S", " ", "1", "2", "3", "4", "!/", "\n"]),
         ("olmo", ["An", " iPhoneCase", "'", "S", " 1234", "!/", "\n"]),
+        ("exaone4", ["An", " iPhoneCase", "'", "S", " 1234", "!/", "\n"]),
+        ("chatglm-bpe", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
+        ("hunyuan", ["An", " iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
+        ("hunyuan-dense", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
     ],
 )
 def test_words_are_cut_as_the_models_own_pre_tokenizers_cut_them(pre, pieces):

@@ -78,6 +78,8 @@ def test_quantised_rows_of_gpt_oss_take_turns_too():
         name = f"{MLP}.experts.{part}_proj.weight"
         check(read, name, stored_rows[:, number::2])
         np.testing.assert_array_equal(read.read_blocks(name), stored_rows[:, number::2])
+        some = read.read_expert_blocks(name, 1, slice(1, 3))
+        np.testing.assert_array_equal(some, stored_rows[1, number::2][1:3])
 
 
 def test_rows_of_granite_follow_each_other():

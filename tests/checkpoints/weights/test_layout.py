@@ -151,6 +151,33 @@ def test_rotating_halves_of_arranged_heads_is_rotating_neighbours_of_stored_ones
     np.testing.assert_array_equal(tensors.read(name, index), tensors.read(name)[index])
 
 
+def test_norms_of_heads_are_arranged_as_the_heads_that_they_norm():
+    name = f"{ATTENTION}.q_norm.weight"
+    stored = Stored(**{name: (HEADS, SIZE)})
+    tensors, weights = of("cohere", stored), stored.arrays[name]
+    halves = np.concatenate([weights[:, ::2], weights[:, 1::2]], axis=1)
+    np.testing.assert_array_equal(tensors.read(name), halves)
+    np.testing.assert_array_equal(tensors.read(name, (slice(1, 3), slice(2, 6))), halves[1:3, 2:6])
+
+
+def test_norms_that_are_stored_head_by_head_are_joined():
+    names = [f"{ATTENTION}.k_layernorm.norms.{head}.weight" for head in range(KV_HEADS)]
+    stored = Stored(**dict.fromkeys(names, (SIZE,)))
+    read = of("stablelm", stored).read(f"{ATTENTION}.k_norm.weight")
+    np.testing.assert_array_equal(read, [stored.arrays[name] for name in names])
+
+
+def test_a_number_that_the_decoder_has_as_a_constant_is_only_that_one():
+    names = [f"model.layers.1.mlp.act_fn.{name}" for name in ("beta", "eps")]
+    stored = Stored(**dict.fromkeys(names, ()))
+    numbers = np.array([0.5, -1e-6], np.float32)
+    stored.arrays = dict(zip(names, numbers, strict=True))
+    assert of("apertus", stored).shapes == {}
+    stored.arrays[names[0]] += 0.1
+    with pytest.raises(InputError, match=r"act_fn.beta' is 0.6\d*, and only 0.5 is supported"):
+        of("apertus", stored)
+
+
 def test_weights_of_norms_get_their_offset_and_biases_do_not():
     stored = Stored(model__norm__weight=(HIDDEN,), model__norm__bias=(HIDDEN,))
     tensors = of("nemotron", stored)
