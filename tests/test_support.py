@@ -24,6 +24,9 @@ def test_every_backend_and_program_is_on_it_and_none_has_failed():
     wide = {f"attention: {name}{support.HEADS_OF_256}" for name in ("pallas_tpu", *GPU_BACKENDS)}
     assert wide <= parts
     assert {f"verification: {name}" for name in verify_api.BACKENDS} <= parts
+    backends = "xla", "pallas_tpu", "pallas_gpu"
+    of_experts = {f"experts: {name}, {kind}" for name in backends for kind in support.EXPERT_KINDS}
+    assert of_experts <= parts
     for platform in ("cpu", "tpu", "gpu"):
         found = specs.programs(specs.config(vocab_size=1024), platform=platform)
         assert set(found) <= parts, f"survey {platform}: python -m tests.support"
