@@ -31,11 +31,11 @@ SAMPLE = re.compile(
 
 def output(command: str, start: str | None) -> str:
     """What a command prints on standard output, from the last line that `start` matches."""
-    ours = f'ssd-jax() {{ "{sys.executable}" -m ssd_jax "$@"; }}; set -eo pipefail; {command}'
+    definition = f'ssd-jax() {{ "{sys.executable}" -m ssd_jax "$@"; }}; set -eo pipefail; {command}'
     variables = os.environ | {"COLUMNS": "80", "ROOT": str(ROOT), "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            ["bash", "-c", ours], cwd=empty, env=variables, check=True, stdout=subprocess.PIPE
+            ["bash", "-c", definition], cwd=empty, env=variables, check=True, stdout=subprocess.PIPE
         )
     lines = [line.rstrip() for line in done.stdout.decode().splitlines()]
     if start is not None:

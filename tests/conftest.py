@@ -143,13 +143,13 @@ def _nothing_said(monkeypatch):
 @pytest.fixture
 def no_cache_of_the_user():
     """Without the cache that `_compile_once` has set up as a user's own."""
-    own = jax.config.jax_compilation_cache_dir
+    cache_before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     jax.clear_caches()
     yield
     use_store(None)
-    jax.config.update("jax_compilation_cache_dir", own)
+    jax.config.update("jax_compilation_cache_dir", cache_before)
     compilation_cache.reset_cache()
 
 

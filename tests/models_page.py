@@ -131,7 +131,7 @@ def survey(wanted: list[str]) -> Iterator[Note]:
 
 def read() -> list[Note]:
     """What is known."""
-    return [Note(*each) for each in json.loads(NOTES.read_text())] if NOTES.exists() else []
+    return [Note(*fields) for fields in json.loads(NOTES.read_text())] if NOTES.exists() else []
 
 
 def render(notes: list[Note]) -> str:

@@ -68,8 +68,8 @@ def _run(execute: Callable[[types.ModuleType], None], module: types.ModuleType) 
     execute(module)
     for holder in [module, *filter(inspect.isclass, vars(module).values())]:
         for name, value in list(vars(holder).items()):
-            own = inspect.isfunction(value) and value.__module__ == module.__name__
-            if own and not hasattr(value, "__wrapped__"):  # it may take more than it wraps
+            defined_here = inspect.isfunction(value) and value.__module__ == module.__name__
+            if defined_here and not hasattr(value, "__wrapped__"):  # it may take more than it wraps
                 setattr(holder, name, _checked(value))
 
 

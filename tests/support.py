@@ -144,9 +144,9 @@ class Place:
 def places(wanted: list[str]) -> Iterator[Place]:
     """Those that there are here, of those that are wanted; says what there is not."""
     platform = jax.default_backend()
-    own = "cpu" if platform == "cpu" else jax.devices()[0].device_kind
-    if not wanted or own in wanted:
-        yield Place(own, platform)
+    kind = "cpu" if platform == "cpu" else jax.devices()[0].device_kind
+    if not wanted or kind in wanted:
+        yield Place(kind, platform)
     for name, chip in chips.CHIPS.items():
         if wanted and name not in wanted:
             continue
@@ -273,50 +273,50 @@ def verification(backend: str, how: Any = None) -> tuple[Callable[..., Any], Any
 
 def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """Each kernel of a place: its name, the state that it has if all goes well, and a try."""
-    own = place.mesh is None
-    state = "ran" if own else "compiled"
+    single = place.mesh is None
+    state = "ran" if single else "compiled"
     reference, arguments = attention("reference")
-    wanted = np.asarray(reference(*arguments)) if own else None
-    wide = _wide_attention() if own else None
+    wanted = np.asarray(reference(*arguments)) if single else None
+    wide = _wide_attention() if single else None
     for name in (*BACKENDS, "pallas_tpu", *GPU_BACKENDS):
         if why_not(name, place.platform) is not None or not place.has(name):
             continue
         attempt = _try(place, *attention(name), wanted)
-        if name in GPU_BACKENDS and not own:
+        if name in GPU_BACKENDS and not single:
             attempt = alone(compile_for_gpu, place.name, "attention", name)
         yield f"attention: {name}", state, attempt
         if name in BACKENDS:
             continue
         attempt = _try(place, *attention(name, layout=WIDE), wide)
-        if name in GPU_BACKENDS and not own:
+        if name in GPU_BACKENDS and not single:
             attempt = alone(compile_for_gpu, place.name, "wide attention", name)
         yield f"attention: {name}{HEADS_OF_256}", state, attempt
-    written = np.asarray(writing(windows=False)[0](*writing(windows=False)[1])) if own else None
+    written = np.asarray(writing(windows=False)[0](*writing(windows=False)[1])) if single else None
     for name, windows in (("scatter", False), ("windows", True)):
         yield f"KV writes: {name}", state, _try(place, *writing(windows), written)
     if place.platform == "tpu":
         yield "KV writes: pallas_tpu", state, _try(place, *writing(True, Kernels()), written)
     right, given = verification("reference")
-    outcome = jax.jit(right)(*given) if own else None
+    outcome = jax.jit(right)(*given) if single else None
     for name in ("reference", "xla", *VERIFY_KERNELS.get(place.platform, ())):
         attempt = _try(place, *verification(name), outcome)
         if name == "pallas_gpu" and why_not_verified(place) is not None:
             continue
-        if name == "pallas_gpu" and not own:
+        if name == "pallas_gpu" and not single:
             attempt = alone(compile_for_gpu, place.name, "verification", name)
         yield f"verification: {name}", state, attempt
     of_platform = backend_for(place.platform, "bfloat16", place.device).name
     for kind in EXPERT_KINDS:
         function, given = experts(kind, "xla")
-        product_ = np.asarray(jax.jit(function)(*given)) if own else None
+        product_ = np.asarray(jax.jit(function)(*given)) if single else None
         for name in dict.fromkeys(("xla", of_platform)):
             attempt = _try(place, *experts(kind, name), product_)
-            if name == "pallas_gpu" and not own:
+            if name == "pallas_gpu" and not single:
                 attempt = alone(compile_for_gpu, place.name, f"experts, {kind}", name)
             yield f"experts: {name}, {kind}", state, attempt
     for kind in ("bfloat16", "int8"):
         function, given = products(kind)
-        product_ = np.asarray(function(*given)) if own else None
+        product_ = np.asarray(function(*given)) if single else None
         yield f"products: xla, {kind}", state, _try(place, function, given, product_)
         if place.platform == "cpu" and why_missing() is None:
             packed = products(kind, packed=True)
@@ -434,9 +434,9 @@ def survey(wanted: list[str]) -> Iterator[Note]:
     today = datetime.date.today().isoformat()
     tries: list[tuple[str, str, str, Callable[[], None]]] = []
     if not wanted or INTERPRETER in wanted:
-        tries += [(INTERPRETER, *each) for each in interpreted()]
+        tries += [(INTERPRETER, *row) for row in interpreted()]
     for place in places(wanted):
-        tries += [(place.name, *each) for each in (*kernels(place), *programs(place))]
+        tries += [(place.name, *kernel) for kernel in (*kernels(place), *programs(place))]
     for platform, part, state, attempt in tries:
         try:
             attempt()
@@ -460,13 +460,15 @@ def versions(platform: str) -> str:
 
 def merged(old: list[Note], new: list[Note]) -> list[Note]:
     """New notes in place of old ones on the same part and platform."""
-    kept = {(note.part, note.platform): note for note in (*old, *new)}
-    return sorted(kept.values(), key=lambda note: (note.platform, note.part))
+    notes = {(note.part, note.platform): note for note in (*old, *new)}
+    return sorted(notes.values(), key=lambda note: (note.platform, note.part))
 
 
 def read() -> list[Note]:
     """What is known."""
-    return [Note(*each) for each in json.loads(EVIDENCE.read_text())] if EVIDENCE.exists() else []
+    return (
+        [Note(*fields) for fields in json.loads(EVIDENCE.read_text())] if EVIDENCE.exists() else []
+    )
 
 
 def render(notes: list[Note]) -> str:

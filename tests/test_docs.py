@@ -53,8 +53,8 @@ def _names(path: Path) -> frozenset[str]:
         for name in _defined(node):
             found.add(name)
             if isinstance(node, ast.ClassDef):
-                inner = {own for each in ast.walk(node) for own in _defined(each)}
-                found |= {f"{name}.{own}" for own in inner}
+                inner = {attribute for part in ast.walk(node) for attribute in _defined(part)}
+                found |= {f"{name}.{attribute}" for attribute in inner}
     return frozenset(found)
 
 
@@ -64,7 +64,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
     targets = node.targets if isinstance(node, ast.Assign) else []
     if isinstance(node, ast.AnnAssign):
         targets = [node.target]
-    for target in [inner for each in targets for inner in ast.walk(each)]:
+    for target in [inner for node in targets for inner in ast.walk(node)]:
         if isinstance(target, ast.Name):
             yield target.id
         elif isinstance(target, ast.Attribute):
@@ -153,7 +153,7 @@ def _make_flags(node: ast.AST) -> Iterator[str]:
     """Names in tables of flags, and those that absl is given one by one."""
     if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        named = any(isinstance(each, ast.Name) and each.id == "_FLAGS" for each in targets)
+        named = any(isinstance(target, ast.Name) and target.id == "_FLAGS" for target in targets)
         keys = node.value.keys if named else []
     elif isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
@@ -168,9 +168,9 @@ def _make_flags(node: ast.AST) -> Iterator[str]:
 @pages
 def test_flags_in_docs_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    ours = [code for code in _code(text) if code.startswith(("--", "ssd-jax "))]
-    ours += [line for line in _blocks(text) if re.search(r"(^|[ /])ssd-jax ", line)]
-    flags = {flag.replace("-", "_") for code in ours for flag in FLAG.findall(code)}
+    commands = [code for code in _code(text) if code.startswith(("--", "ssd-jax "))]
+    commands += [line for line in _blocks(text) if re.search(r"(^|[ /])ssd-jax ", line)]
+    flags = {flag.replace("-", "_") for code in commands for flag in FLAG.findall(code)}
     assert flags <= _all_flags()
 
 
@@ -186,7 +186,7 @@ def test_make_targets_in_docs_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {*re.findall(r"^([\w-]+):", makefile, flags=re.MULTILINE)}
     code = [*_code(text), *_blocks(text)]
-    named = {target for each in code for target in re.findall(r"^make (?:\w+=\S+ )?([\w-]+)", each)}
+    named = {target for line in code for target in re.findall(r"^make (?:\w+=\S+ )?([\w-]+)", line)}
     assert named <= targets
 
 

@@ -34,7 +34,7 @@ def test_smollm2_says_what_llama_cpp_is_sure_of(llm, golden):
         params = SamplingParams(max_tokens=len(ids) - place, ignore_eos=True)
         (output,) = llm.generate([prompt_ids + ids[:place]], params)
         pairs = enumerate(zip(output.token_ids, ids[place:], strict=True), place)
-        place = next((i for i, (ours, theirs) in pairs if ours != theirs), len(ids))
+        place = next((i for i, (found, expected) in pairs if found != expected), len(ids))
         if place < len(ids):
             assert margins[place] <= MARGIN[llm.config.dtype]
         place += 1  # and on with llama.cpp's token

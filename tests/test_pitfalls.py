@@ -31,6 +31,10 @@ def test_tests_of_pitfalls_exist_or_a_reason_is_given(page, row):
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name in functions, f"{test_id} does not exist"
         marks = [ast.unparse(mark) for mark in functions[name].decorator_list]
-        marks += [ast.unparse(each) for each in tree.body if "pytestmark" in ast.unparse(each)]
+        marks += [
+            ast.unparse(statement)
+            for statement in tree.body
+            if "pytestmark" in ast.unparse(statement)
+        ]
         later.append(any("mark.more" in mark or "mark.slow" in mark for mark in marks))
     assert page != "pitfalls" or not later or not all(later), "none of them runs by default"

@@ -70,8 +70,8 @@ def test_smollm2_converted_reads_back_bit_for_bit_and_decodes_the_same(smollm2_p
     for one, other in zip(before.loaded.parameters, after.loaded.parameters, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     tied = {"model.embed_tokens.weight": "model.embed_tokens.weight"}
-    ours, theirs = (identity_of(llm.target.checkpoint, tied) for llm in (before, after))
-    assert ours.sha256 == theirs.sha256  # a draft made for the one serves the other
+    sha_before, sha_after = (identity_of(llm.target.checkpoint, tied) for llm in (before, after))
+    assert sha_before.sha256 == sha_after.sha256  # a draft made for the one serves the other
     params = SamplingParams(max_tokens=24)
     texts = [llm.generate("Why is the sky blue?", params)[0].text for llm in (before, after)]
     assert texts[0] == texts[1]

@@ -21,8 +21,8 @@ def use_emitters(wanted: bool) -> None:
     if _EMITTERS:
         from jax._src import compiler  # those versions have no public way
 
-        told = _as_told()
-        compiler.get_compile_options = _with_emitters if wanted else told
+        flags = _as_told()
+        compiler.get_compile_options = _with_emitters if wanted else flags
 
 
 @functools.cache

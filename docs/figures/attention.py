@@ -29,21 +29,21 @@ CALLS = 60
 def ours(backend: str) -> Callable[..., jax.Array]:
     """Branches of one token each, all of which see the prefix and themselves."""
 
-    def attend(q: jax.Array, pages: jax.Array, own: jax.Array) -> jax.Array:
+    def attend(q: jax.Array, pages: jax.Array, new: jax.Array) -> jax.Array:
         branch = jnp.arange(BRANCHES)
         paths = jnp.stack([branch, chain_path(jnp.ones_like(branch))], axis=-1)[None]
         visible = jnp.full((1, BRANCHES), PREFIX, jnp.int32)
-        scratch = Scratch(own, paths)
+        scratch = Scratch(new, paths)
         return tree_attention(q, pages, Contiguous(), visible, scratch, backend=backend)
 
     return jax.jit(attend)
 
 
 @jax.jit
-def of_jax(q: jax.Array, prefix: jax.Array, own: jax.Array) -> jax.Array:
+def of_jax(q: jax.Array, prefix: jax.Array, new: jax.Array) -> jax.Array:
     """The same by JAX: B x M rows, with the prefix of each."""
     rows = jnp.broadcast_to(prefix, (BRANCHES, *prefix.shape[1:]))
-    kv = jnp.concatenate([rows, own], axis=1)
+    kv = jnp.concatenate([rows, new], axis=1)
     k, v = jnp.split(kv, 2, axis=-1)
     return jax.nn.dot_product_attention(q.swapaxes(0, 1), k, v).swapaxes(0, 1)
 
@@ -68,18 +68,18 @@ def main() -> None:
     normal = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
     for dtype in map(jnp.dtype, ("bfloat16", "float32")):
         stored = kv_pages.storage_dtype(dtype, "cpu")
-        q, prefix, own = (each.astype(dtype) for each in normal)
+        q, prefix, new = (array.astype(dtype) for array in normal)
         pages = kv_pages.encode(prefix.swapaxes(1, 2), stored)
-        scratch = kv_pages.encode(own.transpose(2, 1, 0, 3)[None], stored)
+        scratch = kv_pages.encode(new.transpose(2, 1, 0, 3)[None], stored)
         calls = {name: partial(ours(name), q, pages, scratch) for name in ("cpu", "xla")}
-        calls["jax.nn"] = partial(of_jax, q, prefix, own)
+        calls["jax.nn"] = partial(of_jax, q, prefix, new)
         results = {name: np.asarray(call(), np.float32) for name, call in calls.items()}
         for name, result in results.items():
             np.testing.assert_allclose(result, results["jax.nn"], atol=2e-2, err_msg=name)
         times = [{name: milliseconds(call) for name, call in calls.items()} for _ in range(CALLS)]
         for name in calls:
-            taken = statistics.median(each[name] for each in times)
-            ratio = statistics.median(each["jax.nn"] / each[name] for each in times)
+            taken = statistics.median(time[name] for time in times)
+            ratio = statistics.median(time["jax.nn"] / time[name] for time in times)
             print(f"{dtype.name:9} {name:7} {taken:7.2f} ms {ratio:6.2f}x")
 
 

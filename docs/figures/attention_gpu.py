@@ -164,8 +164,8 @@ def of_torch(shape: Shape, given: Numbers) -> Iterator[tuple[str, Program]]:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                for each in stocks:
-                    attend(*each)
+                for stock in stocks:
+                    attend(*stock)
         except Exception as error:  # a backend that has no such kernel says so in its own way
             print(f"{name}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
             continue
@@ -187,7 +187,7 @@ def microseconds(programs: dict[str, Program]) -> dict[str, float]:
             program.run(IN_FLIGHT)
             if turn >= 2:
                 times[name].append((time.perf_counter() - began) / program.calls / IN_FLIGHT)
-    return {name: 1e6 * statistics.median(each) for name, each in times.items()}
+    return {name: 1e6 * statistics.median(time) for name, time in times.items()}
 
 
 def main() -> None:
@@ -199,8 +199,8 @@ def main() -> None:
     print(f"{'shape':10} {'B':>3} {'prefix':>7} {'':18} {'us':>8} {'of copy':>8} {'error':>8}")
     for shape in SHAPES:
         given = numbers(shape)
-        backends = [each for each in BACKENDS if why_not(each, device.platform) is None]
-        programs = {each: ours(shape, given, each) for each in backends}
+        backends = [backend for backend in BACKENDS if why_not(backend, device.platform) is None]
+        programs = {backend: ours(shape, given, backend) for backend in backends}
         try:
             programs |= of_torch(shape, given)
         except ImportError as error:

@@ -67,12 +67,12 @@ def main() -> None:
             for run in runs:
                 jax.block_until_ready(run())
             times = [[milliseconds(run) for run in runs] for _ in range(ROUNDS)]
-            own, xla = (statistics.median(column) for column in zip(*times, strict=True))
-            ratio = statistics.median(theirs / ours for ours, theirs in times)
-            single = single or own
+            packed, xla = (statistics.median(column) for column in zip(*times, strict=True))
+            ratio = statistics.median(of_xla / of_packed for of_packed, of_xla in times)
+            single = single or packed
             print(
-                f"| {dtype} | {count} | {own:.1f} | {xla:.1f} | {ratio:.2f}x "
-                f"| {own / single:.2f}x |",
+                f"| {dtype} | {count} | {packed:.1f} | {xla:.1f} | {ratio:.2f}x "
+                f"| {packed / single:.2f}x |",
                 flush=True,
             )
 

@@ -260,8 +260,8 @@ class RoundThread:
 
     def _withdraw(self, caller: Caller) -> None:
         callers = self._callers.get(caller.engine, {})
-        mine = [request_id for request_id, other in callers.items() if other is caller]
-        for request_id in sorted(mine):  # each is then the first that waits
+        ids = [request_id for request_id, other in callers.items() if other is caller]
+        for request_id in sorted(ids):  # each is then the first that waits
             caller.engine.cancel(request_id, silent=True)
             self._forget(caller.engine, request_id)
 

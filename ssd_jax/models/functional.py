@@ -210,8 +210,8 @@ class FunctionalModel:
 
     def expert_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Structs of the weights of experts, of which a forward reads those of chosen experts."""
-        matrices = ((name, each) for name, each in self._flat.items() if ".experts." in name)
-        return [self._struct_of(each.get_value(), each.axes) for _, each in matrices]
+        matrices = [leaf for name, leaf in self._flat.items() if ".experts." in name]
+        return [self._struct_of(leaf.get_value(), leaf.axes) for leaf in matrices]
 
     def bundle_structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Structs of the bundles, by name."""

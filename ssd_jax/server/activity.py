@@ -115,5 +115,5 @@ def activity_of(engines: Iterable[Engine], mode: str, *, chooses: bool) -> Engin
     )
 
 
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _share(part: float, total: float) -> float | None:
+    return part / total if total else None

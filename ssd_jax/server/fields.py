@@ -212,9 +212,9 @@ class Form:
         return of_input(error, names)
 
 
-def _form(name: str, openai_fields: type, own: dict[str, Any], **names: str) -> Form:
+def _form(name: str, openai_fields: type, other_fields: dict[str, Any], **names: str) -> Form:
     hints = get_type_hints(openai_fields)
-    types = {field: hints[field] for field in _AS_OPENAI} | own
+    types = {field: hints[field] for field in _AS_OPENAI} | other_fields
     model = _model(name, types, ("messages", "prompt"))
     return Form(model, frozenset(hints) - frozenset(types), names)
 

@@ -93,9 +93,9 @@ class Metrics:
         self._tokens.labels(self._model).inc(len(event.token_ids))
         (self._first if first else self._between).labels(self._model).observe(seconds)
 
-    def note_times(self, whole: float, a_token: float | None) -> None:
+    def note_times(self, seconds: float, a_token: float | None) -> None:
         """Counts how long a text took, and each of its tokens behind the first."""
-        self._whole.labels(self._model).observe(whole)
+        self._whole.labels(self._model).observe(seconds)
         if a_token is not None:
             self._per_token.labels(self._model).observe(a_token)
 

@@ -217,10 +217,10 @@ def use_store(store: ProgramStore | None) -> Path | None:
     if _InUse.switched_off:
         _switch_jax_cache(on=True)
     settings = jax.config.values
-    own = settings["jax_compilation_cache_dir"]
-    if own and settings["jax_enable_compilation_cache"]:
+    configured = settings["jax_compilation_cache_dir"]
+    if configured and settings["jax_enable_compilation_cache"]:
         _InUse.store = None
-        return Path(own)
+        return Path(configured)
     _InUse.store = store
     return None if store is None else store.directory
 

@@ -36,7 +36,7 @@ _NO_PROGRAM = (
 def conditions(client: Any) -> tuple[Any, ...]:
     """All besides a program that decides what a client's compiler makes of it: versions, settings,
     flags and processor, but not the number of cores."""
-    settings = (each for each in jax.config.values.items() if not each[0].startswith(_NO_PROGRAM))
+    settings = (item for item in jax.config.values.items() if not item[0].startswith(_NO_PROGRAM))
     versions = jax.__version__, jaxlib.version.__version__
     return (client.platform, client.platform_version, *versions, processor(), *sorted(settings),
             *_flags())  # fmt: skip
@@ -70,7 +70,7 @@ def compile_or_load(
         conditions(devices[0].client),
         *(lowered.as_text(), _ADDRESS.sub("", str(traced.jaxpr)), str(traced.jaxpr.out_avals)),
         *(str(lowered.in_tree), str(lowered.out_tree), str(lowered.args_info)),
-        *([(each.id, each.device_kind) for each in devices], str(shardings)),
+        *([(device.id, device.device_kind) for device in devices], str(shardings)),
         sorted((options or {}).items()),
         (jax.process_index(), jax.process_count()),
     )

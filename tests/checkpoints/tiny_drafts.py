@@ -26,14 +26,14 @@ def parts(
     target: Checkpoint, ids: np.ndarray | None, layers: int = 1
 ) -> tuple[ModelConfig, dict[str, str]]:
     """Configuration and ties of a draft of the first layers of a tiny target."""
-    theirs = target.config
+    target_config = target.config
     config = dataclasses.replace(
-        theirs,
+        target_config,
         num_layers=layers,
         tie_embeddings=False,
         output_size=None if ids is None else len(ids),
     )
-    return config, {EMBEDDING: EMBEDDING, HEAD: EMBEDDING if theirs.tie_embeddings else HEAD}
+    return config, {EMBEDDING: EMBEDDING, HEAD: EMBEDDING if target_config.tie_embeddings else HEAD}
 
 
 def write(

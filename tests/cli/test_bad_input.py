@@ -208,7 +208,9 @@ def test_bad_flags_are_refused_with_their_limits(refused, flags, message, tiny_c
     ],
 )
 def test_numbers_in_brackets_are_lists(flag, same):
-    one, other = (settings.parse(settings.new_flags(), "generate", each) for each in ([flag], same))
+    one, other = (
+        settings.parse(settings.new_flags(), "generate", arguments) for arguments in ([flag], same)
+    )
     assert one == other
 
 

@@ -182,8 +182,8 @@ def test_bench_compares_mode_auto_with_others(tiny_checkpoint, prompts, capsys):
         *SMALL,
     )
     result = json.loads(out)
-    assert [each["variant"] for each in result["variants"]] == ["ar", "auto", "sd k=auto"]
-    assert all(each["identical"] for each in result["variants"][1:])
+    assert [variant["variant"] for variant in result["variants"]] == ["ar", "auto", "sd k=auto"]
+    assert all(variant["identical"] for variant in result["variants"][1:])
     assert "costs" not in result  # rounds of whatever K is chosen
     assert "mode auto takes " in err
 

@@ -121,7 +121,7 @@ def test_a_failed_answer_in_a_file_is_none(tmp_path, capsys):
     other = line | {"prompt_index": 1}
     for path, reason in zip(paths, ("stop", "error"), strict=True):
         lines = [line, other | {"finish_reason": reason}]
-        path.write_text("\n".join(json.dumps(each) for each in lines))
+        path.write_text("\n".join(json.dumps(answer) for answer in lines))
     assert main(["compare", *map(str, paths)]) == 2
     out = capsys.readouterr().out
     assert "failed" in out
@@ -225,8 +225,8 @@ def test_bench_reports_every_mode_with_its_acceptance(fake, prompts, monkeypatch
     status, out, err = fake(["stop"] * 9, "bench", *flags, "--json", **found)
     assert status == 0
     result = json.loads(out)
-    assert [each["variant"] for each in result["variants"]] == ["ar", "sd k=1", "sd k=3"]
-    assert [each["identical"] for each in result["variants"]] == [None, 3, 3]
+    assert [variant["variant"] for variant in result["variants"]] == ["ar", "sd k=1", "sd k=3"]
+    assert [variant["identical"] for variant in result["variants"]] == [None, 3, 3]
     assert result["acceptance"][1]["histogram"] == [3, 0, 0, 6]
     assert result["costs"]["sd k=3"]["ceiling"] == 2
     assert result["settings"]["ks"] == ["1", "3"]

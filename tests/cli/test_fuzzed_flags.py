@@ -190,8 +190,8 @@ def command_line(rng, place, target):
         rng.shuffle(arguments)
     # Without a target of its own a command would download the default one.
     tail = [] if command in NO_MODEL else [f"--slots={rng.choice([1, 1, 1, 2])}"]
-    own = any(argument.startswith("--target=") for argument in arguments)
-    return command, arguments + tail + ([] if own or not tail else [f"--target={target}"])
+    has_target = any(argument.startswith("--target=") for argument in arguments)
+    return command, arguments + tail + ([] if has_target or not tail else [f"--target={target}"])
 
 
 def outcome(command, arguments, capsys, monkeypatch):

@@ -45,10 +45,10 @@ def test_the_list_of_commands_fits_80_columns_and_is_one_column_beside_another(c
 
 @pytest.mark.parametrize("command", ["generate", "convert"])
 def test_help_of_a_command_is_its_own(command, capsys):
-    own = helped(command, capsys)
+    text = helped(command, capsys)
     with pytest.raises(SystemExit):
         main(["help", command])
-    assert capsys.readouterr().out.splitlines() == own
+    assert capsys.readouterr().out.splitlines() == text
     assert main(["help", "generat"]) == 2
     assert "did you mean 'generate'?" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ def test_a_run_is_traced_from_the_prompt_to_the_last_token(tiny_checkpoint, tmp_
     (engine,) = read_trace(path)
     assert engine.name == "sd k=2"
     assert engine.target[0].name == "prefill"
-    assert sum(each.committed for each in engine.rounds) == 8
+    assert sum(round_.committed for round_ in engine.rounds) == 8
     assert engine.drafts == []
 
 

@@ -61,8 +61,8 @@ SD = {"mode": "sd", "draft": "m", "k": 3}
     ],
 )
 def test_a_setting_of_vllm_means_ours(given, meant):
-    ours = {name: given[name] for name in given if name not in NAMES}
-    assert Config(**given) == Config(**{**ours, **meant})
+    unnamed = {name: given[name] for name in given if name not in NAMES}
+    assert Config(**given) == Config(**{**unnamed, **meant})
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_name_without_a_setting_is_taken_where_it_asks_for_nothing(name):
 
 
 def test_every_name_leads_to_settings_that_exist():
-    ours = set(Config.__dataclass_fields__)
-    assert {*SAME_AS.values()} <= ours
-    assert not ours & {*NAMES}
+    fields = set(Config.__dataclass_fields__)
+    assert {*SAME_AS.values()} <= fields
+    assert not fields & {*NAMES}
     kinds = VllmSettings.__annotations__
     assert set(kinds) == {*SAME_AS, *TRANSLATED}
     inner = {name for name, known in _SPECULATIVE.items() if isinstance(known, SameAs)}

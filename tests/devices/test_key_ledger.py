@@ -110,14 +110,14 @@ class Noted:
             for row, slot in slots.items():
                 emitted = found.tokens[row, : found.accepted[row] + 1].tolist()
                 name, prompt, output, settings = self._requests[slot]
-                each = (np.zeros(0, int), np.zeros((0, 1)), np.zeros((0, 1)))
+                proposed = (np.zeros(0, int), np.zeros((0, 1)), np.zeros((0, 1)))
                 length = 0
                 if proposal is not None:
                     length = int(proposal.length[slot])
                     arrays = (proposal.tokens, proposal.support, proposal.q)
-                    each = tuple(array[slot, :length] for array in arrays)
+                    proposed = tuple(array[slot, :length] for array in arrays)
                 self.rows.append(
-                    Row(name, list(prompt), list(output), settings, length, *each, emitted)
+                    Row(name, list(prompt), list(output), settings, length, *proposed, emitted)
                 )
                 output += emitted
             return found
@@ -174,16 +174,16 @@ def dense(row: Row, place: int) -> np.ndarray:
 def laws_of(rows: list[Row], target) -> list[list[np.ndarray]]:
     """The target's laws after 0, 1, ... of each row's accepted tokens."""
     texts = {row.name: [*row.prompt, *row.output, *row.emitted] for row in rows}
-    whole = np.array([text + [0] * (CONTEXT - len(text)) for text in texts.values()])
-    logits = dict(zip(texts, our_logits(target, whole)[..., : tiny.TOKENS], strict=True))
+    padded = np.array([text + [0] * (CONTEXT - len(text)) for text in texts.values()])
+    logits = dict(zip(texts, our_logits(target, padded)[..., : tiny.TOKENS], strict=True))
 
     def laws(row: Row) -> list[np.ndarray]:
         settings, text = law.as_rows(row.settings), [*row.output, *row.emitted]
         ends = range(len(row.output), len(text))
         follow = logits[row.name][row.start : row.start + len(ends)]
         return [
-            next_law(each, settings, row.prompt, text[:end])
-            for each, end in zip(follow, ends, strict=True)
+            next_law(tokens, settings, row.prompt, text[:end])
+            for tokens, end in zip(follow, ends, strict=True)
         ]
 
     return [laws(row) for row in rows]
@@ -303,13 +303,13 @@ def answered(llm, roles, asked):
         llm.tokenizer.eos_ids,
         drafter=roles.drafter,
     )
-    ids = [engine.add(each) for each in asked]
+    ids = [engine.add(request) for request in asked]
     found = {}
     while engine.has_work:
         for event in engine.step():
             if event.output is not None:
                 found[event.request_id] = event.output
-    return [found[each] for each in ids], target.rows
+    return [found[request_id] for request_id in ids], target.rows
 
 
 @pytest.fixture(scope="module")
@@ -336,10 +336,10 @@ def test_every_consumed_draw_has_a_key_of_its_own_and_is_what_it_gives(played, c
     assert near < len(draws) / 50
     assert min(Counter(draw.purpose for draw in draws).values()) > 30
     assert 0 < np.mean([output.metrics["hit_rate"] for output in outputs]) < 1
-    own = [draw.key for draw in draws]
+    keys = [draw.key for draw in draws]
     if where == "inline":  # the request that came again said the same
-        own = list(dict.fromkeys(own))
-    assert len(set(own)) == len(own)
+        keys = list(dict.fromkeys(keys))
+    assert len(set(keys)) == len(keys)
     assert ((AGAIN, FIRST) in {draw.name for draw in draws}) == (where != "inline")
 
 
@@ -347,10 +347,10 @@ def test_every_consumed_draw_has_a_key_of_its_own_and_is_what_it_gives(played, c
 def test_sampled_text_of_the_same_rounds_is_the_same_in_every_placement(played, where):
     """All that is to come is waited for, so that there are no other rounds."""
     here, there = played("inline")[0], played(where)[0]
-    assert [each.token_ids for each in here[:-1]] == [each.token_ids for each in there[:-1]]
+    assert [output.token_ids for output in here[:-1]] == [output.token_ids for output in there[:-1]]
     for name in ("hit_rate", "acceptance_histogram", "miss_causes"):
-        assert [each.metrics[name] for each in here[:-1]] == [
-            each.metrics[name] for each in there[:-1]
+        assert [output.metrics[name] for output in here[:-1]] == [
+            output.metrics[name] for output in there[:-1]
         ]
     assert (there[-1].token_ids == there[0].token_ids) == (where == "inline")
 
@@ -358,8 +358,8 @@ def test_sampled_text_of_the_same_rounds_is_the_same_in_every_placement(played, 
 def laws_along(rows: list[Row], target) -> list[list[np.ndarray]]:
     """The target's laws after 0, 1, ... L of each row's proposed tokens."""
     texts = [[*row.prompt, *row.output, *row.tokens.tolist()] for row in rows]
-    whole = np.array([text + [0] * (CONTEXT - len(text)) for text in texts])
-    logits = our_logits(target, whole)[..., : tiny.TOKENS]
+    padded = np.array([text + [0] * (CONTEXT - len(text)) for text in texts])
+    logits = our_logits(target, padded)[..., : tiny.TOKENS]
 
     def law_at(row: Row, logits: np.ndarray, place: int) -> np.ndarray:
         said = [*row.output, *row.tokens[:place].tolist()]
@@ -367,8 +367,8 @@ def laws_along(rows: list[Row], target) -> list[list[np.ndarray]]:
         return next_law(logits[row.start + place], settings, row.prompt, said)
 
     return [
-        [law_at(row, own, place) for place in range(row.length + 1)]
-        for row, own in zip(rows, logits, strict=True)
+        [law_at(row, logits_of_row, place) for place in range(row.length + 1)]
+        for row, logits_of_row in zip(rows, logits, strict=True)
     ]
 
 
@@ -398,7 +398,7 @@ def ends_by_block(row: Row, laws: list[np.ndarray]) -> tuple[int, int] | None:
 def key_of(row: Row, position: int, purpose: Purpose) -> keys.Key:
     (seed, request), start = row.name, row.start
     words = jnp.array([[seed & 0xFFFFFFFF, seed >> 32]], jnp.uint32)
-    at = (jnp.array([each], jnp.int32) for each in (start, position))
+    at = (jnp.array([at_position], jnp.int32) for at_position in (start, position))
     return keys.derive(words, jnp.array([request], jnp.uint32), *at, purpose)
 
 

@@ -20,28 +20,28 @@ class Scripted:
     """
 
     def __init__(self, **more):
-        self.watch, self.spans, told = Watch(), [], self
+        self.watch, self.spans, engine = Watch(), [], self
 
         class Drafter(FakeDrafter):
             drafted = None
 
             def prefill(self, slot, tokens, offset, *, last):
                 super().prefill(slot, tokens, offset, last=last)
-                told.work("prefill", len(tokens), [slot])
+                engine.work("prefill", len(tokens), [slot])
 
             def propose(self, batch):
                 self.drafted, self.slots = super().propose(batch), list(batch.slots)
                 self.drafted.sources = dict.fromkeys(self.slots, "hit")
-                told.work("promote", 1, self.slots)
-                told.watch.now += 1
+                engine.work("promote", 1, self.slots)
+                engine.watch.now += 1
                 return self.drafted
 
             def speculate(self):
                 if self.drafted is not None:
-                    done = [span for span in told.spans if span.end <= told.watch.now]
+                    done = [span for span in engine.spans if span.end <= engine.watch.now]
                     self.drafted.activity, self.drafted = Activity(tuple(done)), None
-                    told.spans = [span for span in told.spans if span.end > told.watch.now]
-                    told.work("grow", 10, self.slots)
+                    engine.spans = [span for span in engine.spans if span.end > engine.watch.now]
+                    engine.work("grow", 10, self.slots)
 
         script = spell(LONG)
         self.engine = Engine(

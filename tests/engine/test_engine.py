@@ -170,11 +170,11 @@ def test_a_stop_string_that_the_last_flush_completes_is_a_stop():
 def test_a_request_that_no_role_can_open_ends_alone_with_an_error():
     target, engine = make(spell("abcdef"))
     instrument(target, fail={"open": At(2, RuntimeError("no"))})
-    kept = engine.add(request())
+    finished = engine.add(request())
     events = [event for _ in range(3) for event in engine.step()]
     failed = engine.add(request(index=9))
     events += drain(engine)
-    assert "".join(event.text for event in events if event.request_id == kept) == "abcdef"
+    assert "".join(event.text for event in events if event.request_id == finished) == "abcdef"
     assert outputs(events)[failed].finish_reason == "error"
 
 
@@ -271,11 +271,11 @@ def test_cancel_ends_a_request_wherever_it_is(steps):
 
 def test_cancelling_a_waiting_request_leaves_the_others():
     _, engine = make(spell("ab"), slots=1)
-    kept, dropped = engine.add(request()), engine.add(request())
+    finished, dropped = engine.add(request()), engine.add(request())
     engine.cancel(dropped)
     done = outputs(drain(engine))
-    assert (done[kept].text, done[dropped].finish_reason) == ("ab", "cancelled")
-    engine.cancel(kept)
+    assert (done[finished].text, done[dropped].finish_reason) == ("ab", "cancelled")
+    engine.cancel(finished)
     engine.cancel(12345)
     assert not engine.has_work
 

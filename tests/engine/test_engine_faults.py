@@ -33,7 +33,7 @@ def made(who, call, at, fault, *, after=False, drafts=True, asks_first=False, de
 
 def run(engine, asked=ASKED):
     """All events by request, and how often a step raised."""
-    ids, events, raised = [engine.add(each) for each in asked], [], 0
+    ids, events, raised = [engine.add(request) for request in asked], [], 0
     for _ in range(300):
         if not engine.has_work:
             break
@@ -66,10 +66,10 @@ OPENS = [("target", "open"), ("drafter", "open")]
 @pytest.mark.parametrize(
     ("who", "call", "drafts", "asks_first"),
     [
-        (*each, *drafter)
-        for each in CALLS
+        (*method, *drafter)
+        for method in CALLS
         for drafter in [(False, False), (True, False), (True, True)]
-        if drafter[0] or each[0] == "target"
+        if drafter[0] or method[0] == "target"
     ],
 )
 def test_after_an_error_no_token_comes_twice_and_none_is_lost(who, call, after, drafts, asks_first):

@@ -231,7 +231,7 @@ def test_programs_load_beside_the_rounds_of_others_and_change_nothing(checkpoint
         usual(programs, report)
 
     monkeypatch.setattr(logprob_programs, "load", late)
-    params = [SamplingParams(max_tokens=COUNT, ignore_eos=True, **each) for each in SETTINGS]
+    params = [SamplingParams(max_tokens=COUNT, ignore_eos=True, **setting) for setting in SETTINGS]
     asking = llm.request(PROMPTS[1], dataclasses.replace(params[1], logprobs=3), 1)
     events = llm.stream(PROMPTS[0], params[0])
     next(events)
@@ -303,7 +303,7 @@ def test_texts_of_prompts_that_are_scored_have_the_same_bits(raw):
     plain = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
     expected = raw.generate(prompts, plain)
     found = raw.generate(prompts, dataclasses.replace(plain, prompt_logprobs=1))
-    assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+    assert [output.logprobs for output in found] == [output.logprobs for output in expected]
 
 
 @pytest.mark.parametrize("value", [-1, MAX_LOGPROBS + 1])

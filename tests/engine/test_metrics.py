@@ -53,8 +53,8 @@ def test_a_verification_that_shares_its_device_with_the_draft_is_not_timed():
 def speculative(*rounds, tokens):
     measured = times(*range(1, tokens + 1))
     measured.speculative = True
-    for each in rounds:
-        measured.rounds.append(each)
+    for round_ in rounds:
+        measured.rounds.append(round_)
     return measured
 
 

@@ -106,13 +106,13 @@ def test_noise_is_unique_where_lengths_depend_on_time(settings, timed):
     assert parts.controller.timed == timed
     expected = [5, derived(5, 0, 0, 1) if timed else 5, 5]
     asked = [request(seed=5, temperature=1.0, index=index) for index in (0, 0, 1)]
-    ids = [parts.engine.add(each) for each in asked]
+    ids = [parts.engine.add(request) for request in asked]
     found = outputs(drain(parts.engine))
-    assert [each.params.seed for each in parts.target.opened] == expected
-    assert [each.index for each in parts.target.opened] == [0, 0, 1]
+    assert [opening.params.seed for opening in parts.target.opened] == expected
+    assert [opening.index for opening in parts.target.opened] == [0, 0, 1]
     # Callers see what they gave.
-    assert [found[each].prompt_index for each in ids] == [0, 0, 1]
-    assert [each.params.seed for each in asked] == [5, 5, 5]
+    assert [found[request_id].prompt_index for request_id in ids] == [0, 0, 1]
+    assert [request.params.seed for request in asked] == [5, 5, 5]
 
 
 def test_both_roles_and_the_backup_have_the_same_seed():
@@ -122,11 +122,11 @@ def test_both_roles_and_the_backup_have_the_same_seed():
     for _ in range(2):
         parts.engine.add(request(seed=5, temperature=1.0, max_tokens=20))
         drain(parts.engine)
-    own = derived(5, 0, 0, 1)
-    assert opened == [each.params.seed for each in parts.target.opened] == [5, own]
+    derived_seed = derived(5, 0, 0, 1)
+    assert opened == [opening.params.seed for opening in parts.target.opened] == [5, derived_seed]
     rows, drafted = parts.controller.rounds[-2]
     limit = rows[0].limit
-    random = RandomBackup(own, 0, TOKENS).propose(rows[0].position, limit)
+    random = RandomBackup(derived_seed, 0, TOKENS).propose(rows[0].position, limit)
     assert drafted.tokens[0, :limit].tolist() == random
 
 
@@ -172,7 +172,7 @@ def test_greedy_requests_are_not_counted():
     for temperature in (0.0, 0.0, 1.0):
         parts.engine.add(request(seed=5, temperature=temperature))
     drain(parts.engine)
-    assert {each.params.seed for each in parts.target.opened} == {5}
+    assert {opening.params.seed for opening in parts.target.opened} == {5}
 
 
 def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
@@ -195,4 +195,4 @@ def test_engines_count_together_also_the_requests_of_those_that_use_no_number():
         )
         engine.add(request(seed=5, temperature=1.0))
         drain(engine)
-    assert [each.params.seed for each in target.opened] == [5, 5, derived(5, 0, 0, 2)]
+    assert [opening.params.seed for opening in target.opened] == [5, 5, derived(5, 0, 0, 2)]

@@ -54,8 +54,8 @@ def test_accepted_tokens_are_the_drafts_and_the_last_one_is_the_targets(source, 
 
 def test_a_streamed_answer_says_of_each_token_where_it_comes_from():
     events = streamed(["cold", "hit", "miss"])
-    assert "".join(each.text for each in events) == "cdefghijklmn"
-    found = [span for each in events for span in each.spans]
+    assert "".join(event.text for event in events) == "cdefghijklmn"
+    found = [span for event in events for span in event.spans]
     assert "".join(span.text for span in found) == "cdefghijklmn"
     assert [span.origin for span in found] == [
         TARGET,
@@ -67,16 +67,16 @@ def test_a_streamed_answer_says_of_each_token_where_it_comes_from():
 
 def test_a_rejected_token_is_replaced_by_one_of_the_targets():
     events = streamed(wrong=lambda position: position == 4)
-    found = [span.origin for each in events for span in each.spans]
+    found = [span.origin for event in events for span in event.spans]
     assert found[:3] == [TARGET, DRAFT, TARGET]
 
 
 def test_text_that_a_stop_string_held_back_keeps_its_origin():
     events = streamed(["hit"] * 9, stop=["fgz", "kl"])
-    assert "".join(each.text for each in events) == "cdefghij"
-    for each in events:
-        assert "".join(span.text for span in each.spans) == each.text
-    found = {span.text: span.origin for each in events for span in each.spans}
+    assert "".join(event.text for event in events) == "cdefghij"
+    for event in events:
+        assert "".join(span.text for span in event.spans) == event.text
+    found = {span.text: span.origin for event in events for span in event.spans}
     assert [found[letter] for letter in "cfgh"] == [TARGET, BRANCH, TARGET, BRANCH]
 
 
@@ -90,10 +90,10 @@ def test_a_trace_has_the_text_of_every_round(tmp_path):
     recorder = Trace(tmp_path / "trace.json")
     events = streamed(["cold", "hit", "miss"], recorder.engine("ssd"))
     recorder.write()
-    told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    rows = [row for each in told for row in each["args"].get("rows", [each["args"]])]
+    trace_events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = [row for event in trace_events for row in event["args"].get("rows", [event["args"]])]
     found = [tuple(span) for row in rows for span in row.get("spans", ())]
-    assert found == [span for each in events for span in each.spans]
+    assert found == [span for event in events for span in event.spans]
 
 
 def test_text_beyond_the_limit_of_a_trace_is_left_out(tmp_path, monkeypatch):

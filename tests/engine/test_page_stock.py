@@ -168,10 +168,12 @@ class Life:
     request has not filled it.
     """
 
-    def __init__(self, kind=PageStock, each=8, window=None) -> None:
-        self.stock = stock(2 * each, slots=6, groups=2, grain=SIZE, kind=kind, window=window)
-        self.each, self.held, self.prompts, self.filled = each, {}, {}, {}
-        self.written = dict.fromkeys(range(2 * each))
+    def __init__(self, kind=PageStock, pages_per_slot=8, window=None) -> None:
+        self.stock = stock(
+            2 * pages_per_slot, slots=6, groups=2, grain=SIZE, kind=kind, window=window
+        )
+        self.pages_per_slot, self.held, self.prompts, self.filled = pages_per_slot, {}, {}, {}
+        self.written = dict.fromkeys(range(2 * pages_per_slot))
         self.window, self.released = window, {}
 
     @property
@@ -182,11 +184,14 @@ class Life:
     def enter(self, slot, prompt, output=1):
         tokens = len(prompt) + output
         taken = self.stock.take(slot, tokens, self.stock.names(prompt))
-        group = range(self.each * (slot // 3), self.each * (slot // 3) + self.each)
+        group = range(
+            self.pages_per_slot * (slot // 3),
+            self.pages_per_slot * (slot // 3) + self.pages_per_slot,
+        )
         used = self.used & {*group}
         needed = self.stock.needed(tokens)
         if taken is None:
-            assert needed > self.each - len(used)
+            assert needed > self.pages_per_slot - len(used)
             return
         pages, reused = taken
         count = reused // SIZE
@@ -220,7 +225,10 @@ class Life:
         assert len(pages) == len(had) + len(more)
         assert len(pages) == (max(needed, len(had)) if grown else len(had))
         assert not more & used, "a page of its own is another's"
-        group = range(self.each * (slot // 3), self.each * (slot // 3) + self.each)
+        group = range(
+            self.pages_per_slot * (slot // 3),
+            self.pages_per_slot * (slot // 3) + self.pages_per_slot,
+        )
         assert more <= {*group}
         if not grown:
             assert needed - len(had) > len({*group} - used)
@@ -330,7 +338,7 @@ class Taking(PageStock):
 
 def live(kind):
     """A life in which each of the faults above shows."""
-    life = Life(kind, each=10)
+    life = Life(kind, pages_per_slot=10)
     first, other = [0] * 4 + [1] * 4 + [0] * 4, [1] * 4 + [0] * 8
     life.enter(0, first)
     life.enter(1, first)

@@ -79,7 +79,7 @@ def test_the_youngest_request_waits_and_goes_on_where_it_was(speculates):
     assert times[0] == 0
     assert sum(times) >= 2
     assert len(target.opened) == 4 + sum(times)
-    again = [each for each in target.opened if each.index == 2][1:]
+    again = [opening for opening in target.opened if opening.index == 2][1:]
     assert all(opening.prompt == opening.ban_before == 6 for opening in again)
     assert found[0].metrics["kv_pages"] in (12, 13)
 
@@ -227,7 +227,7 @@ def test_the_prompt_that_is_still_known_is_not_run_again():
     assert [found[n].text for n in range(3)] == [LONG[:30]] * 3
     assert found[0].metrics["cached_tokens"] == 0
     assert found[2].metrics["cached_tokens"] == 12, "as it was when it began"
-    assert all(each.reused == 12 for each in target.opened[1:])
+    assert all(opening.reused == 12 for opening in target.opened[1:])
     assert sum(preemptions(found))
 
 
@@ -238,7 +238,7 @@ def test_a_group_puts_off_requests_of_its_own():
     for n in (2, 3):
         engine.add(request([72], n, max_tokens=4))
     found = outputs(drain(engine))
-    assert {each.text for each in found.values()} == {LONG[:40], LONG[:4]}
+    assert {output.text for output in found.values()} == {LONG[:40], LONG[:4]}
     assert preemptions(found)[2:] == [0, 0]
     assert preemptions(found)[1] > 0
 
@@ -291,7 +291,7 @@ def test_texts_are_those_of_requests_alone_whatever_pages_run_out(
         assert said == LONG[: len(said)]
         if found[n].finish_reason != "cancelled":
             assert said == LONG[:most]
-        streamed = [token for each in events if each.request_id == n for token in each.token_ids]
+        streamed = [token for event in events if event.request_id == n for token in event.token_ids]
         assert streamed == found[n].token_ids == ids(said)
 
 

@@ -43,7 +43,7 @@ def asked(ids, index=0, **settings):
 def scores(output):
     first, *others = output.prompt_logprobs
     assert first is None
-    return [(each.token_id, each.logprob) for each in others]
+    return [(other.token_id, other.logprob) for other in others]
 
 
 def expected(ids):

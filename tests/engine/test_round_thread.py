@@ -88,18 +88,18 @@ def test_an_event_loop_gets_all_events_in_their_order(shared, interval):
 
     events = asyncio.run(run())
     for index in range(2):
-        mine = [event for event in events if event.prompt_index == index]
-        times = [event.time for event in mine]
+        seen = [event for event in events if event.prompt_index == index]
+        times = [event.time for event in seen]
         assert times == sorted(times)
         assert times[-1] - times[0] > 0.01  # when they were made, not when they were taken
-        assert [t for event in mine for t in event.token_ids] == mine[-1].output.token_ids
-        assert [event.output is None for event in mine] == [True] * (len(mine) - 1) + [False]
+        assert [t for event in seen for t in event.token_ids] == seen[-1].output.token_ids
+        assert [event.output is None for event in seen] == [True] * (len(seen) - 1) + [False]
 
 
 def together(*calls):
     """Results of calls in threads of their own, this one not among them."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [each.result(PATIENCE) for each in [pool.submit(call) for call in calls]]
+        return [future.result(PATIENCE) for future in [pool.submit(call) for call in calls]]
 
 
 def idle(llm):
@@ -221,10 +221,10 @@ def test_a_stream_that_goes_with_garbage_amid_a_round_is_cancelled_after_it(shar
         pass
 
     target = shared._engines[2].target
-    kept = Cycle()
-    kept.self, kept.stream = kept, shared.run([request()])
-    next(kept.stream)
-    del kept
+    completed = Cycle()
+    completed.self, completed.stream = completed, shared.run([request()])
+    next(completed.stream)
+    del completed
     collected = []
     target.fault = lambda: collected or collected.append(gc.collect())
     assert text(shared) == LONG[:40]
@@ -271,7 +271,7 @@ def test_an_error_of_a_round_leaves_all_but_the_oldest_request_alone(shared):
     target.fault = fail
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(text, shared) for _ in range(4)]
-        errors = [each.exception(PATIENCE) for each in calls]
+        errors = [call.exception(PATIENCE) for call in calls]
     assert [str(error) for error in errors if error] == ["out of order"]
     assert idle(shared)
 
@@ -335,7 +335,7 @@ def test_callers_that_wait_when_the_model_is_closed_get_an_error(shared):
         waiting = [pool.submit(text, shared) for _ in range(5)]
         going.wait(PATIENCE)
         shared.close()
-        errors = [each.exception(PATIENCE) for each in waiting]
+        errors = [future.exception(PATIENCE) for future in waiting]
     closed = [error for error in errors if error is not None]
     assert closed
     assert all(isinstance(error, SsdError) for error in closed)

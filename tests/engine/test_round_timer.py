@@ -52,9 +52,9 @@ def test_rounds_are_timed_from_outcome_to_outcome(k):
     engine, *_, seen = started(k, SLOTS)
     steps(engine)
     assert len(seen) >= 15
-    assert {each.seconds for each in seen} == {1.0}
-    assert {each.proposed for each in seen} == {k} or k
-    assert not any(each.missed for each in seen)
+    assert {seen_round.seconds for seen_round in seen} == {1.0}
+    assert {seen_round.proposed for seen_round in seen} == {k} or k
+    assert not any(seen_round.missed for seen_round in seen)
 
 
 @pytest.mark.parametrize("k", [0, 3])
@@ -94,5 +94,5 @@ def test_only_a_round_that_follows_one_of_the_same_rows_is_timed():
     timer = RoundTimer(seen.append, least=SLOTS)
     for now, requests in enumerate([(0, 1), (0, 2), (0, 2), (), (0, 2)]):
         timer.read(requests, None, float(now), reach=3, batch=4)
-    assert [each.seconds for each in seen] == [1.0]
+    assert [seen_round.seconds for seen_round in seen] == [1.0]
     assert (seen[0].rows, seen[0].reach, seen[0].batch) == (2, 3, 4)

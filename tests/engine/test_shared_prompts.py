@@ -35,8 +35,8 @@ def test_requests_that_come_together_run_their_common_beginning_once(speculates)
     for index in range(4):
         engine.add(request((*PROMPT, 60 + index), index, max_tokens=9))
     found = outputs(drain(engine))
-    assert {each.text for each in found.values()} == {"fine"}
-    assert [each.metrics["cached_tokens"] for each in found.values()] == [0, 16, 16, 16]
+    assert {output.text for output in found.values()} == {"fine"}
+    assert [output.metrics["cached_tokens"] for output in found.values()] == [0, 16, 16, 16]
     assert reused(target) == [0, 16, 16, 16]
     assert target.calls.count("prefill") == 6 + 3 * 2
     shared = {opening.pages[:2] for opening in target.opened}
@@ -82,7 +82,7 @@ def test_a_request_that_waits_for_pages_enters_when_they_come_back():
     for index in range(3):
         engine.add(request(PROMPT, index, max_tokens=20))
     found = outputs(drain(engine))
-    assert {each.text for each in found.values()} == {"fine"}
+    assert {output.text for output in found.values()} == {"fine"}
     assert reused(target) == [0, 16, 16]
 
 
@@ -93,8 +93,8 @@ def test_a_request_enters_where_its_prompt_is_known():
     engine.add(request(PROMPT, 2, max_tokens=4))
     while len(target.opened) < 3 or target.calls.count("prefill") < 2 + 5:
         engine.step()
-    for each in others:
-        engine.cancel(each)
+    for other in others:
+        engine.cancel(other)
     drain(engine)
     engine.add(request(PROMPT, 3, max_tokens=4))
     drain(engine)

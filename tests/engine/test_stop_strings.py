@@ -135,15 +135,15 @@ def test_streamed_pieces_always_add_up_to_the_text_cut_at_the_first_stop(include
         stream, texts, stopped = _run(pieces, stops, include_stop=include)
         again, _, _ = _run(pieces, stops, include_stop=include, at_once=True)
         assert (again.text, again.token_ids) == (stream.text, stream.token_ids)
-        whole = "".join(pieces)
+        text = "".join(pieces)
         # Tokens come one by one, so the first stop is the one that is complete first.
-        ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
+        ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
         assert stopped == bool(ends)
         assert "".join(texts) == stream.text
-        assert whole.startswith(stream.text)
+        assert text.startswith(stream.text)
         shown = [stop for stop in stops if stop in stream.text]
         assert bool(shown) == (stopped and include)
         assert not shown or stream.text.endswith(stream.stop)
         assert "".join(pieces[i] for i in stream.token_ids).startswith(stream.text)
         if not stopped:
-            assert stream.text == whole
+            assert stream.text == text

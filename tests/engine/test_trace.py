@@ -82,15 +82,15 @@ def test_a_round_past_the_last_text_does_not_last_until_the_next_request(tmp_pat
         clock.now += 1000
     recorder.write()
     (read,) = read_trace(tmp_path / "trace.json")
-    assert [each.name for each in read.target] == ["prefill", *["forward"] * 3] * 2
-    assert max(each.end - each.begin for each in read.target) < 1e5  # milliseconds
+    assert [span.name for span in read.target] == ["prefill", *["forward"] * 3] * 2
+    assert max(span.end - span.begin for span in read.target) < 1e5  # milliseconds
 
 
 def test_a_round_says_of_each_slot_what_was_proposed_accepted_and_committed(tmp_path):
     document = written(tmp_path / "trace.json")
     args = [e["args"] for e in document["traceEvents"] if e["ph"] == "X" and e["tid"] == 1]
     assert args[0] == {"request": 0, "tokens": 2}
-    assert [each["round"] for each in args[1:]] == [0, 1, 2, 3]
+    assert [arg["round"] for arg in args[1:]] == [0, 1, 2, 3]
     assert args[2]["rows"] == [
         {"slot": 0, "request": 0, "source": "hit", "L": 0, "k": 0, "tokens": [40]}
     ]
@@ -137,7 +137,7 @@ def test_workers_that_share_the_work_have_lanes_of_their_own(tmp_path):
     assert {"draft", "draft 2"} == {*lanes}
     assert lanes["draft 2"] == (1.5e6, 1.5e6)
     (read,) = read_trace(tmp_path / "trace.json")
-    found = [[(each.begin, each.end) for each in worker] for worker in read.drafts]
+    found = [[(span.begin, span.end) for span in worker] for worker in read.drafts]
     assert found == [[(1000, 2000), (2000, 2500)], [(1500, 3000)]]
 
 
@@ -176,13 +176,13 @@ def test_engines_are_processes_and_a_shared_device_says_so(tmp_path):
 
 
 def test_a_trace_has_bounded_memory_and_counts_what_was_left_out(tmp_path):
-    whole = written(tmp_path / "whole.json")
-    events = sum(event["ph"] == "X" for event in whole["traceEvents"])
+    path = written(tmp_path / "whole.json")
+    events = sum(event["ph"] == "X" for event in path["traceEvents"])
     part = written(tmp_path / "part.json", most=5)
     check_schema(part)
     assert sum(event["ph"] == "X" for event in part["traceEvents"]) == 5
     assert part["otherData"]["dropped"] == events - 5
-    assert whole["otherData"]["dropped"] == 0
+    assert path["otherData"]["dropped"] == 0
 
 
 def test_a_trace_of_any_number_of_slots_is_no_longer_than_its_reader_takes(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_trace_of_any_number_of_slots_is_no_longer_than_its_reader_takes(tmp_p
     assert 0.5 * most < recorder.path.stat().st_size <= most
     assert recorder._dropped
     (found,) = read_trace(recorder.path)
-    assert [each.args["round"] for each in found.rounds] == list(range(len(found.rounds)))
+    assert [round_.args["round"] for round_ in found.rounds] == list(range(len(found.rounds)))
 
 
 def test_a_trace_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

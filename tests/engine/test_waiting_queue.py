@@ -63,11 +63,11 @@ def test_a_request_that_was_overtaken_often_enough_is_first():
 def test_those_of_one_priority_overtake_nobody():
     queue = WaitingQueue()
     states = [state(request_id) for request_id in range(5)]
-    for each in states:
-        queue.add(each)
+    for waiting in states:
+        queue.add(waiting)
     while queue.first is not None:
         queue.enter(queue.first)
-    assert [each.overtaken for each in states] == [0] * 5
+    assert [state.overtaken for state in states] == [0] * 5
 
 
 def test_threads_may_add_while_others_enter():

@@ -66,7 +66,7 @@ class Script:
         self.now += 2
         done, source, look = next(self.told)
         lookup = CacheLookup(
-            *(np.array([each, -1]) for each in (0, *look[:2], -1 if look[2] is None else look[2])),
+            *(np.array([row, -1]) for row in (0, *look[:2], -1 if look[2] is None else look[2])),
             lengths=np.array([[look[3]], [0]]),
         )
         return Drafted(np.zeros(2, np.int32), None, {0: source}, lookup, activity=done)

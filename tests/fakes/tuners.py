@@ -21,7 +21,7 @@ class Restless:
 
     def plan(self, *, rows, steps) -> SpeculationPlan:
         steps()
-        k, budget = (int(self._rng.choice(each)) for each in (self._ks, self._budgets))
+        k, budget = (int(self._rng.choice(choices)) for choices in (self._ks, self._budgets))
         self.plans.append(SpeculationPlan.of_branches(k, budget))
         return self.plans[-1]
 

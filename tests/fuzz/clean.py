@@ -82,13 +82,13 @@ def _hf(directory: Path) -> None:
 
 
 def _shard(directory: Path) -> None:
-    whole = load_file(directory / "model.safetensors")
+    tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     weight_map = {}
     for part in range(2):
         file = f"model-{part}.safetensors"
-        names = sorted(whole)[part::2]
-        save_file({name: whole[name] for name in names}, directory / file)
+        names = sorted(tensors)[part::2]
+        save_file({name: tensors[name] for name in names}, directory / file)
         weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -29,8 +29,8 @@ def mutate(directory: Path, kind: str, seed: int) -> str:
     rng = random.Random(f"{kind} {seed}")
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     if kind == "orbax":  # what is ours alone; `arrays` has many files
-        own = [path for path in files if "made" in path.parts]
-        files = rng.choice([[p for p in own if "arrays" not in p.parts], own])
+        made = [path for path in files if "made" in path.parts]
+        files = rng.choice([[p for p in made if "arrays" not in p.parts], made])
     if kind == "draft":
         files = [path for path in files if "target" not in path.parts]
     if kind == "template":

@@ -107,7 +107,7 @@ def _header(parts: gguf_bytes.Parts, rng: random.Random) -> str:
     elif what == "delete":
         del parts.metadata[rng.randrange(len(parts.metadata))]
     elif what == "layers":
-        named = [place for place, each in enumerate(parts.metadata) if "block_count" in each[0]]
+        named = [place for place, entry in enumerate(parts.metadata) if "block_count" in entry[0]]
         parts.metadata[named[0]] = (parts.metadata[named[0]][0], 4, rng.choice([0, 2, 10**9]))
     else:
         value = rng.choice([0, 1, 2**31, -1.0, float("inf"), "32", [32]])

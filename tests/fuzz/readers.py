@@ -114,8 +114,8 @@ def _toml(path: Path) -> None:
 def _trace(path: Path) -> None:
     for lanes in read_trace(path / "trace.json"):
         lanes.hidden_share()
-        for each in lanes.rounds:
-            repr((each.committed, each.sources))
+        for round_ in lanes.rounds:
+            repr((round_.committed, round_.sources))
 
 
 def _template(path: Path) -> None:

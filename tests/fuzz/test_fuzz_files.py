@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 class Worker:
     """Runs cases in a process that may die of one; see `worker`."""
 
-    def __init__(self, clean_files: Path, own: Path) -> None:
-        self._arguments = [str(clean_files), str(own)]
+    def __init__(self, clean_files: Path, directory: Path) -> None:
+        self._arguments = [str(clean_files), str(directory)]
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, kind: str, seed: int) -> dict:

@@ -108,12 +108,12 @@ def fuzzed(cases, decode, refusals, messages):
 
 
 def of_a_worker(cases, decode=codec.decode):
-    messages = [(codec.encode(each), about(each)) for each in MESSAGES]
+    messages = [(codec.encode(message), about(message)) for message in MESSAGES]
     return fuzzed(cases, decode, ProtocolError, messages)
 
 
 def of_hosts(cases, decode=hosts.decode):
-    return fuzzed(cases, decode, OSError, [(hosts.encode(each),) for each in OF_HOSTS])
+    return fuzzed(cases, decode, OSError, [(hosts.encode(message),) for message in OF_HOSTS])
 
 
 @pytest.mark.parametrize("fuzz", [of_a_worker, of_hosts])

@@ -101,7 +101,7 @@ def test_a_directory_in_the_place_of_a_file_is_bad_input(clean_files, tmp_path, 
         assert "is a directory; give a regular file" in words or "0 bytes" in words
 
 
-@pytest.mark.parametrize(("kind", "name"), [each for each in FILES if each[1].endswith("json")])
+@pytest.mark.parametrize(("kind", "name"), [file for file in FILES if file[1].endswith("json")])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -207,9 +207,9 @@ def key(name: str, *value: Any) -> Callable[[gguf_bytes.Parts], object]:
     """Gives a key another value: one of Python's, or a type and what `packed` takes."""
 
     def change(parts: gguf_bytes.Parts) -> None:
-        kept = [each for each in parts.metadata if each[0] != name]
+        others = [entry for entry in parts.metadata if entry[0] != name]
         kind, packed = value if len(value) == 2 else gguf_bytes.kind_of(value[0])
-        parts.metadata = [*kept, (name, kind, packed)]
+        parts.metadata = [*others, (name, kind, packed)]
 
     return change
 

@@ -22,16 +22,18 @@ from tests.fuzz.readers import READERS
 
 def main() -> None:
     """Answer until standard input ends."""
-    clean, own = Path(sys.argv[1]), Path(sys.argv[2])
+    clean, directory = Path(sys.argv[1]), Path(sys.argv[2])
     answers = sys.stdout
     sys.stdout = sys.stderr
     for kind, read in READERS.items():  # imports and caches are no part of a file's cost
-        read(_copy(clean / kind, own))
-    growth = {kind: _measured(kind, _copy(clean / kind, own))["megabytes"] for kind in READERS}
+        read(_copy(clean / kind, directory))
+    growth = {
+        kind: _measured(kind, _copy(clean / kind, directory))["megabytes"] for kind in READERS
+    }
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         kind, seed = json.loads(line)
-        path = _copy(clean / kind, own)
+        path = _copy(clean / kind, directory)
         done = mutate(path, kind, seed)
         case = _measured(kind, path)
         case["megabytes"] = max(0.0, case["megabytes"] - growth[kind])
@@ -39,9 +41,9 @@ def main() -> None:
         answers.flush()
 
 
-def _copy(source: Path, own: Path) -> Path:
-    shutil.rmtree(own, ignore_errors=True)
-    return Path(shutil.copytree(source, own))
+def _copy(source: Path, directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    return Path(shutil.copytree(source, directory))
 
 
 def _measured(kind: str, path: Path) -> dict:
@@ -73,7 +75,7 @@ def _status(name: str) -> float:
 
 def _cpu() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 if __name__ == "__main__":

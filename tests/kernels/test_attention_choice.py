@@ -67,7 +67,8 @@ def test_a_gpu_has_its_kernel_where_jax_compiles_it(monkeypatch):
 
 
 HOPPER, ADA, TURING = (
-    types.SimpleNamespace(device_kind="", compute_capability=each) for each in ("9.0", "8.9", "7.5")
+    types.SimpleNamespace(device_kind="", compute_capability=capability)
+    for capability in ("9.0", "8.9", "7.5")
 )
 
 

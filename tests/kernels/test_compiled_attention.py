@@ -115,14 +115,14 @@ def test_scores_far_apart_leave_one_value_and_nothing_seen_leaves_zeros():
 def test_a_querys_bits_do_not_depend_on_what_runs_beside_it(dtype, storage, branches):
     q, kv, table, visible, scratch = case(3, 40, 6, 2, 64, storage, branches=branches)
     q = q.astype(dtype)
-    whole = attend(q, kv, table, visible, scratch)
+    full = attend(q, kv, table, visible, scratch)
     for row, first, many in [(0, 0, 1), (1, 3, 2), (2, 17, 5), (2, 39, 1), (1, 8, 23)]:
         rows, queries = slice(row, row + 1), slice(first, first + many)
-        own = None
+        known = None
         if scratch is not None:
-            own = Scratch(scratch.kv[rows], scratch.paths[rows, queries])
-        part = attend(q[rows, queries], kv, table[rows], visible[rows, queries], own)
-        np.testing.assert_array_equal(part, whole[rows, queries])
+            known = Scratch(scratch.kv[rows], scratch.paths[rows, queries])
+        part = attend(q[rows, queries], kv, table[rows], visible[rows, queries], known)
+        np.testing.assert_array_equal(part, full[rows, queries])
 
 
 @pytest.mark.parametrize("variant", [PLAIN, variant_of(62, 9)], ids=["plain", "window"])
@@ -133,11 +133,11 @@ def test_a_block_of_tokens_is_its_tokens_one_by_one(dtype, variant):
     q = q.astype(dtype)
     for length in (1, 60, 96, 250):
         visible = length + jnp.arange(9)[None]
-        whole = attend(q, kv, table, visible, variant=variant)
+        full = attend(q, kv, table, visible, variant=variant)
         for token in range(9):
             alone = q[:, token : token + 1], kv, table, visible[:, token : token + 1]
             one = attend(*alone, variant=variant)
-            np.testing.assert_array_equal(one[:, 0], whole[:, token])
+            np.testing.assert_array_equal(one[:, 0], full[:, token])
 
 
 def test_a_table_and_contiguous_pages_give_the_same_bits():

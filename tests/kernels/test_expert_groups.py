@@ -91,11 +91,11 @@ def test_outputs_in_parts_and_weights_of_two_kinds_are_those_of_one(name, monkey
     sizes, rows = cases.SIZES["few"]
     x, (weight, _) = states(rows), made(FORMS[name], len(sizes), 320, INPUTS)
     other, _ = made(FORMS["int8"], len(sizes), 320, INPUTS)
-    [whole] = products("kernel", x, sizes, weight)
+    [product] = products("kernel", x, sizes, weight)
     monkeypatch.setattr(pallas_tpu, "_BLOCK_BYTES", 128 * INPUTS * 2)  # 128, 128 and 64
     first, second, third = products("kernel", x, sizes, weight, weight, other)
-    np.testing.assert_array_equal(first, whole)
-    np.testing.assert_array_equal(second, whole)
+    np.testing.assert_array_equal(first, product)
+    np.testing.assert_array_equal(second, product)
     np.testing.assert_array_equal(third, products("kernel", x, sizes, other)[0])
 
 

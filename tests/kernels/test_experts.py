@@ -105,7 +105,7 @@ def test_each_of_eight_devices_multiplies_with_all_weights_of_the_layer(dtype, m
     sizes, shapes = (3, 0, 11, 1), []
 
     def kernel(x, group_sizes, weights, layer):
-        [weight] = [jax.tree.map(lambda array: array[layer], each) for each in weights]
+        [weight] = [jax.tree.map(lambda array: array[layer], stack) for stack in weights]
         shapes.append(jax.tree.leaves(weight)[0].shape)
         return xla.products(x, group_sizes, [weight])
 

@@ -89,10 +89,10 @@ def test_a_row_has_the_same_bits_beside_any_rows(kind, inputs):
     if kind in GGML_KINDS:
         inputs -= inputs % KINDS[kind].block
     x, packed = states(max(ROWS), inputs), weight(kind, 100, inputs)
-    whole = product(x, packed)
+    all_rows = product(x, packed)
     for rows in ROWS:
-        np.testing.assert_array_equal(product(x[:rows], packed), whole[:rows])
-        np.testing.assert_array_equal(product(x[-rows:], packed), whole[-rows:])
+        np.testing.assert_array_equal(product(x[:rows], packed), all_rows[:rows])
+        np.testing.assert_array_equal(product(x[-rows:], packed), all_rows[-rows:])
 
 
 @pytest.mark.parametrize("rows", [5, 70])
@@ -190,20 +190,20 @@ def test_a_norm_of_another_width_is_refused(weights):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_of_an_array_are_used_as_arrays_of_their_own(kind):
-    x, own = states(3, 256), [weight(kind, outputs, 256, outputs) for outputs in (40, 64)]
+    x, weights = states(3, 256), [weight(kind, outputs, 256, outputs) for outputs in (40, 64)]
     norm = Norm(jnp.linspace(0.5, 2, 256, dtype=jnp.float32), 1e-5)
-    parts = [own[0].panels, np.asarray(norm.weight).view(np.uint8), own[1].panels]
-    whole = jnp.concatenate([np.reshape(part, -1) for part in parts])
+    parts = [weights[0].panels, np.asarray(norm.weight).view(np.uint8), weights[1].panels]
+    joined = jnp.concatenate([np.reshape(part, -1) for part in parts])
     first, second, _ = np.cumsum([part.size for part in parts]).tolist()
     pieces = [
-        dataclasses.replace(each, panels=Piece(whole, at))
-        for each, at in zip(own, (0, second), strict=True)
+        dataclasses.replace(weight, panels=Piece(joined, at))
+        for weight, at in zip(weights, (0, second), strict=True)
     ]
-    of_pieces = jax.jit(lambda x: cpu.products(x, pieces, Norm(Piece(whole, first), 1e-5)))(x)
-    for got, want in zip(of_pieces, cpu.products(x, own, norm), strict=True):
+    of_pieces = jax.jit(lambda x: cpu.products(x, pieces, Norm(Piece(joined, first), 1e-5)))(x)
+    for got, want in zip(of_pieces, cpu.products(x, weights, norm), strict=True):
         np.testing.assert_array_equal(got, want)
     for at in (second + 1, -1):
-        beyond = dataclasses.replace(own[1], panels=Piece(whole, at))
+        beyond = dataclasses.replace(weights[1], panels=Piece(joined, at))
         with pytest.raises(Exception, match="not packed as"):
             cpu.products(x, [beyond])
 

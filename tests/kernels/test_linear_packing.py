@@ -119,8 +119,8 @@ def test_weights_of_experts_are_packed_one_after_the_other(name):
     else:
         weights = np.random.default_rng(0).normal(size=(3, 40, 100)).astype(np.float32)
         pack = jax.jit(pack_bfloat16 if name == "bfloat16" else lambda w: pack_int8(*quantize(w)))
-    each = [np.asarray(pack(weight)) for weight in weights]
-    np.testing.assert_array_equal(pack(weights), np.concatenate(each))
+    packed = [np.asarray(pack(weight)) for weight in weights]
+    np.testing.assert_array_equal(pack(weights), np.concatenate(packed))
 
 
 @pytest.mark.parametrize("name", GGML_KINDS)

@@ -31,9 +31,9 @@ SIZES = st.lists(st.integers(0, 70), min_size=EXPERTS, max_size=EXPERTS).filter(
 @functools.cache
 def weights(kind, outputs=OUTPUTS):
     """Each expert's weight, and the one of all experts."""
-    each = [test_linear.weight(kind, outputs, INPUTS, seed) for seed in range(EXPERTS)]
-    together = jnp.concatenate([weight.panels for weight in each])
-    return each, api.Packed(together, kind, outputs, INPUTS)
+    weights = [test_linear.weight(kind, outputs, INPUTS, seed) for seed in range(EXPERTS)]
+    together = jnp.concatenate([weight.panels for weight in weights])
+    return weights, api.Packed(together, kind, outputs, INPUTS)
 
 
 @functools.cache
@@ -102,12 +102,12 @@ def test_weights_of_one_call_are_those_of_calls_of_their_own():
 def test_pieces_of_an_array_are_used_as_arrays_of_their_own(kind):
     x, sizes = states(9, INPUTS), np.asarray([4, 0, 3, 1, 1], np.int32)
     packed = weights(kind)[1]
-    whole = jnp.concatenate([jnp.zeros(64, jnp.uint8), packed.panels.reshape(-1)])
-    piece = dataclasses.replace(packed, panels=Piece(whole, 64), cache_resident=True)
-    [got], [want] = (cpu.products(x, sizes, [each]) for each in (piece, packed))
+    joined = jnp.concatenate([jnp.zeros(64, jnp.uint8), packed.panels.reshape(-1)])
+    piece = dataclasses.replace(packed, panels=Piece(joined, 64), cache_resident=True)
+    [got], [want] = (cpu.products(x, sizes, [panel]) for panel in (piece, packed))
     np.testing.assert_array_equal(got, want)
     with pytest.raises(Exception, match="not packed as"):
-        cpu.products(x, sizes, [dataclasses.replace(packed, panels=Piece(whole, 65))])
+        cpu.products(x, sizes, [dataclasses.replace(packed, panels=Piece(joined, 65))])
 
 
 @pytest.mark.parametrize("sizes", [(5, 0, 0, 0, 5), (4, -1, 0, 0, 0)])

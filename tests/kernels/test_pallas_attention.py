@@ -147,9 +147,9 @@ def test_pages_behind_the_window_may_be_gone():
 def test_one_page_a_row_needs_no_table():
     case = make(Shapes(visible=((200,), (3,)), page_size=384, seed=4))
     case.k_pages[:], case.v_pages[:] = (np.nan_to_num(pages) for pages in case[1:3])
-    own = case._replace(table=np.array([[1], [2]], np.int32))
-    got = attend(own, page_table=Contiguous(1))
-    assert_right(own, got)
+    untabled = case._replace(table=np.array([[1], [2]], np.int32))
+    got = attend(untabled, page_table=Contiguous(1))
+    assert_right(untabled, got)
 
 
 @pytest.mark.more
@@ -170,8 +170,8 @@ def test_pallas_attention_shares_heads_on_eight_devices():
     variant = AttentionVariant(window=20, sinks=jnp.linspace(-1, 1, 16))
     got = attend(case, variant, interpret=True, shards=shards)
     assert_right(case, got, variant)
-    whole = attend(case, variant, interpret=True, shards=shards._replace(split=False))
-    np.testing.assert_array_equal(got, whole)
+    unsplit = attend(case, variant, interpret=True, shards=shards._replace(split=False))
+    np.testing.assert_array_equal(got, unsplit)
 
 
 class _Counter:

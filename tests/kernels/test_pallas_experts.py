@@ -45,12 +45,12 @@ def test_weights_of_few_inputs_have_outputs_side_by_side(dtype):
 @pytest.mark.parametrize("name", ["few", "tiles"])
 def test_outputs_in_parts_and_two_weights_are_those_of_one(name, monkeypatch):
     case = cases.make(name, "bfloat16", outputs=320)
-    [whole] = products(case)
+    [product] = products(case)
     monkeypatch.setattr(pallas_tpu, "_BLOCK_BYTES", 128 * cases.INPUTS * 2)  # 128, 128 and 64
     assert pallas_tpu._part(320, cases.INPUTS * 2) == 128
     parts = products(case, [case.weight, -case.weight])
-    np.testing.assert_array_equal(parts[0], whole)
-    np.testing.assert_array_equal(parts[1], -whole)
+    np.testing.assert_array_equal(parts[0], product)
+    np.testing.assert_array_equal(parts[1], -product)
 
 
 def test_a_row_has_the_bits_that_it_has_alone():
@@ -87,9 +87,9 @@ def test_int8_products_are_exact(kind):
     [got] = products(case, [weight])
     rows = digits(jnp.asarray(case.x), single=kind is W8A8)
     for expert in range(len(case.sizes)):
-        mine = np.flatnonzero(cases.expert_of(case.sizes) == expert)
+        of_expert = np.flatnonzero(cases.expert_of(case.sizes) == expert)
         right = integer_product(rows, kind(weight.values[expert], weight.scales[expert]))
-        np.testing.assert_allclose(got[mine], np.asarray(right)[mine], rtol=1e-6)
+        np.testing.assert_allclose(got[of_expert], np.asarray(right)[of_expert], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", cases.SIZES)

@@ -174,9 +174,9 @@ def test_one_page_a_row_needs_no_table(name, interpret):
     case = make(Shapes(visible=((200,), (3,)), page_size=384, seed=4, dtype="bfloat16"))
     for pages in case[1:3]:
         pages[:] = np.nan_to_num(pages)
-    own = case._replace(table=np.array([[1], [2]], np.int32))
-    got = attend(own, name, interpret, page_table=Contiguous(1))
-    np.testing.assert_allclose(got, expected(own), rtol=0, atol=cases.TOLERANCE["bfloat16"])
+    untabled = case._replace(table=np.array([[1], [2]], np.int32))
+    got = attend(untabled, name, interpret, page_table=Contiguous(1))
+    np.testing.assert_allclose(got, expected(untabled), rtol=0, atol=cases.TOLERANCE["bfloat16"])
 
 
 @everywhere
@@ -326,7 +326,7 @@ def test_every_mutant_is_caught(module, name, monkeypatch):
         shape, variant = FAR, STRADDLING
     if "piece" in name:
         shape = WIDE_HEADS
-    backend = next(each for each, its in pallas_gpu.KERNELS.items() if its is kernel)
+    backend = next(name for name, its in pallas_gpu.KERNELS.items() if its is kernel)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         check(shape, backend, INTERPRETED, variant, parts=2)
 

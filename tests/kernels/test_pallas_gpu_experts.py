@@ -212,7 +212,7 @@ MUTANTS_OF_GROUPS = {
 
 def kernel_with(module: ModuleType, old: str, new: str) -> ModuleType:
     """The kernel's module, with an edit in it or in what it imports."""
-    names = [each.__name__ for each in (groups, gpu_operands, pallas_gpu)]
+    names = [part.__name__ for part in (groups, gpu_operands, pallas_gpu)]
     usual = {name: sys.modules[name] for name in names}
     try:
         for name in names:

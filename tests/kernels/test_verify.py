@@ -109,5 +109,5 @@ def test_planted_faults_are_caught(name):
 def test_the_law_of_the_reference_keeps_ties():
     logits = np.log(np.array([[0.4, 0.2, 0.2, 0.1, 0.1]] * 3, np.float32))
     law = sampled_probs_reference(logits, rows({"top_k": 2}, {"top_p": 0.55}, {"min_p": 0.25}))
-    kept = (np.asarray(law) > 0).tolist()
-    assert kept == [[True] * 3 + [False] * 2, [True] * 3 + [False] * 2, [True] * 5]
+    allowed = (np.asarray(law) > 0).tolist()
+    assert allowed == [[True] * 3 + [False] * 2, [True] * 3 + [False] * 2, [True] * 5]

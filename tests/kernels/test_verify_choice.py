@@ -8,8 +8,8 @@ from ssd_jax.devices.opening.models import execution_for
 from ssd_jax.kernels.verify import api, pallas_gpu
 
 HOPPER, BLACKWELL, AMPERE = (
-    types.SimpleNamespace(device_kind="", compute_capability=each)
-    for each in ("9.0", "10.0", "8.0")
+    types.SimpleNamespace(device_kind="", compute_capability=capability)
+    for capability in ("9.0", "10.0", "8.0")
 )
 TPU = types.SimpleNamespace(device_kind="TPU v5e")
 

@@ -48,8 +48,8 @@ def test_random_runs_with_gaps_are_written_as_by_a_scatter(name):
     for count in (1, 2, 5, 40, BLOCK, BLOCK + 3, 2 * BLOCK + 1):
         start = rng.integers(-count, most + 2, (3, 1))
         dropped = rng.choice([-1, most, 10**6], (3, count))
-        kept = rng.random((3, count)) < rng.choice([0.1, 0.9, 1])
-        check(table, np.where(kept, start + np.arange(count), dropped), count)
+        mask = rng.random((3, count)) < rng.choice([0.1, 0.9, 1])
+        check(table, np.where(mask, start + np.arange(count), dropped), count)
 
 
 @pytest.mark.more

@@ -34,7 +34,9 @@ def environment(root):
 
 def texts(output):
     found = [json.loads(line) for line in output.splitlines()]
-    return [each["token_ids"] for each in sorted(found, key=lambda each: each["prompt_index"])]
+    return [
+        output["token_ids"] for output in sorted(found, key=lambda output: output["prompt_index"])
+    ]
 
 
 def children(pid):
@@ -46,8 +48,8 @@ def children(pid):
         except OSError:
             continue
         if int(fields[1]) == pid:
-            own = int(task.parent.name)
-            found += [own, *children(own)]
+            child = int(task.parent.name)
+            found += [child, *children(child)]
     return found
 
 

@@ -33,9 +33,9 @@ def flags(root, *more):
     ]
 
 
-def started(root, *own, more=()):
+def started(root, *flags, more=()):
     return subprocess.Popen(
-        [ROOT / "launch/local.sh", *own, *flags(root, *more)],
+        [ROOT / "launch/local.sh", *flags, *flags(root, *more)],
         env=environment(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -57,15 +57,15 @@ def test_processes_and_a_remote_draft_say_what_one_process_says(root, processes,
     more = ["--mode=ssd", "--k=3", "--budget=8"]
     asked = f"--processes={processes}", f"--devices={devices}", f"--draft={root / 'draft'}"
     local = started(root, *asked, *shared, more=more)
-    while len(own := children(local.pid)) < processes + 1:
+    while len(pids := children(local.pid)) < processes + 1:
         assert local.poll() is None, local.communicate()
         time.sleep(0.1)
     said, err = local.communicate(timeout=300)
     assert local.returncode == 0, err
     assert texts(said) == texts(alone.stdout)
     found = [json.loads(line)["metrics"] for line in said.splitlines()]
-    assert all(each["mode"] == "ssd" for each in found)
-    gone(own)
+    assert all(result["mode"] == "ssd" for result in found)
+    gone(pids)
 
 
 @pytest.mark.slow
@@ -74,8 +74,8 @@ def test_an_interrupt_ends_all_processes(root):
         root, "--processes=2", f"--draft={root / 'draft'}", more=["--mode=ssd", "--k=3"]
     )
     time.sleep(10)
-    own = children(local.pid)
-    assert len(own) >= 3
+    pids = children(local.pid)
+    assert len(pids) >= 3
     local.send_signal(signal.SIGTERM)
     assert local.wait(60) == 143
-    gone(own)
+    gone(pids)

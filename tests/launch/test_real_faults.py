@@ -117,11 +117,11 @@ class Draft:
         self._process.wait()
 
 
-def speaks(root, *own, more=(), began=lambda: None):
+def speaks(root, *flags, more=(), began=lambda: None):
     """What `local.sh` says, as records, with all that it has started gone; `began` is called after
     the first of them."""
     local = subprocess.Popen(
-        [ROOT / "launch/local.sh", *own, *flags(root), "--mode=ssd", *more],
+        [ROOT / "launch/local.sh", *flags, *flags(root), "--mode=ssd", *more],
         env=environment(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     first = local.stdout.readline()
@@ -137,7 +137,7 @@ def test_two_processes_and_a_remote_draft_say_what_one_process_says(root, alone)
     said = speaks(root, "--processes=2", "--draft=default")
     assert texts(said) == alone
     found = [json.loads(line)["metrics"] for line in said.splitlines()]
-    assert max(each["hit_rate"] for each in found) > 0.2
+    assert max(result["hit_rate"] for result in found) > 0.2
 
 
 def test_a_draft_that_is_killed_and_started_again_at_random_changes_no_text(root, alone):

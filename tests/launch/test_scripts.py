@@ -205,8 +205,8 @@ def of_target(script):
     ],
 )
 def test_every_script_refuses_what_it_could_not_use(script, flag, command, said):
-    own = ["--draft_tpu=u", "--draft_address=a"] if "tpu" in script and "draft=" in flag else []
-    found = run(script, "--dry_run", *of_target(script), flag, *own, *command)
+    flags = ["--draft_tpu=u", "--draft_address=a"] if "tpu" in script and "draft=" in flag else []
+    found = run(script, "--dry_run", *of_target(script), flag, *flags, *command)
     assert found.returncode == 2
     assert found.stderr.startswith(f"launch/{script}: {said}")
     assert found.stdout == ""
@@ -214,8 +214,8 @@ def test_every_script_refuses_what_it_could_not_use(script, flag, command, said)
 
 @pytest.mark.parametrize("script", FLAGS)
 def test_a_worker_is_told_the_target_however_it_is_given(script):
-    own = ["--config=f", "--target", "hf:o/t"]
-    assert "--target=hf:o/t" in dry(script, *FLAGS[script], "generate", *own)
+    flags = ["--config=f", "--target", "hf:o/t"]
+    assert "--target=hf:o/t" in dry(script, *FLAGS[script], "generate", *flags)
 
 
 def commands(text):
@@ -253,8 +253,8 @@ def test_local_processes_are_two_of_the_target_and_a_worker():
         *("--listen=127.0.0.1:4001", "--draft=hf:o/d", "--target=hf:o/t", "--draft_devices=0-3")
     }
     assert follower == ["ssd-jax", "follower", "--hosts=127.0.0.1:4000,count=2,index=1"]
-    own = ["--draft=hf:o/d", "--draft_placement=remote:127.0.0.1:4001"]
-    assert leader == ["ssd-jax", *COMMAND, *own, "--hosts=127.0.0.1:4000,count=2"]
+    flags = ["--draft=hf:o/d", "--draft_placement=remote:127.0.0.1:4001"]
+    assert leader == ["ssd-jax", *COMMAND, *flags, "--hosts=127.0.0.1:4000,count=2"]
 
 
 def parts(script):
@@ -324,8 +324,8 @@ def test_setup_runs_first_on_every_node_of_slurm(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
-    own = [f"--job={LAUNCH}", f"--directory={tmp_path}/s", "--setup=SEEN='a b' && export SEEN"]
-    found = run("slurm/run.sh", *own, *FLAGS["slurm/run.sh"], *COMMAND)
+    flags = [f"--job={LAUNCH}", f"--directory={tmp_path}/s", "--setup=SEEN='a b' && export SEEN"]
+    found = run("slurm/run.sh", *flags, *FLAGS["slurm/run.sh"], *COMMAND)
     assert found.returncode == 0, found.stderr
     assert ran.read_text().splitlines() == ["a b draft-worker", "a b generate"]
 
@@ -351,11 +351,11 @@ def test_a_manifest_is_what_its_published_schemas_want(manifest):
     same = models.JobsetV1alpha2JobSet.from_dict(found)
     known = same.to_dict()
     assert known["spec"].keys() == found["spec"].keys()
-    for ours, theirs in zip(found["spec"]["replicatedJobs"], known["spec"]["replicatedJobs"],
+    for made, published in zip(found["spec"]["replicatedJobs"], known["spec"]["replicatedJobs"],
                             strict=True):  # fmt: skip
-        assert ours == {key: theirs[key] for key in ours}
+        assert made == {key: published[key] for key in made}
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
-        validate.validate(job | {"spec": ours["template"]["spec"]}, "1.33", strict=True)
+        validate.validate(job | {"spec": made["template"]["spec"]}, "1.33", strict=True)
     for key in ("network", "failurePolicy", "successPolicy"):
         assert known["spec"][key].items() >= found["spec"][key].items()
 
@@ -513,9 +513,9 @@ def started(tmp_path, monkeypatch):
             (tmp_path / program).chmod(0o755)
         (tmp_path / "scontrol").write_text("#!/bin/bash\necho localhost\n")
         (tmp_path / "scontrol").chmod(0o755)
-        own = [f"--job={LAUNCH}", f"--directory={tmp_path}/s"] if "slurm" in script else []
+        flags = [f"--job={LAUNCH}", f"--directory={tmp_path}/s"] if "slurm" in script else []
         how = {"stdin": subprocess.PIPE} | how
-        return subprocess.Popen([LAUNCH / script, *own, *FLAGS[script], *COMMAND], **how)
+        return subprocess.Popen([LAUNCH / script, *flags, *FLAGS[script], *COMMAND], **how)
 
     return start
 
@@ -528,20 +528,20 @@ def test_a_script_ends_its_draft_worker_with_itself(started, script, tmp_path):
 
 @pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])
 def test_a_leader_that_dies_of_ctrl_c_takes_the_draft_worker_with_it(started, script, tmp_path):
-    ours, theirs = pty.openpty()
+    leader, follower = pty.openpty()
 
     def take_terminal():
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
     running = started(script, target=True, preexec_fn=take_terminal, **streams)
-    os.close(theirs)
+    os.close(follower)
     eventually((tmp_path / "target-started").exists)
-    os.write(ours, b"\x03")
+    os.write(leader, b"\x03")
     eventually((tmp_path / "draft-ended").exists)
     assert running.wait(120) in (130, -signal.SIGINT)
-    os.close(ours)
+    os.close(leader)
 
 
 @pytest.mark.parametrize("script", ["tpu_vm/run.sh", "slurm/run.sh"])

@@ -150,9 +150,9 @@ class Soak:
 
 
 def test_random_faults_for_minutes_lose_nothing_and_leave_nothing(tmp_path, monkeypatch):
-    kept = tmp_path / "tmp"
-    kept.mkdir()
-    monkeypatch.setenv("TMPDIR", str(kept))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     root, before = checkpoints(tmp_path), set(children(os.getpid()))
     pair = [str(root / "target"), str(root / "draft")]
     worker = start(root, "--engines=2")
@@ -162,8 +162,8 @@ def test_random_faults_for_minutes_lose_nothing_and_leave_nothing(tmp_path, monk
         shared = {"draft_placement": "process", "draft_workers": 2, "draft_split": "branches"}
         near = ends.enter_context(opened_here(pair, slots=4, **shared))
         far = ends.enter_context(opened(root, f"127.0.0.1:{link.port}"))
-        for each in (*near.loaded.worker.workers, far.loaded.worker):
-            each.patience = 1.0  # as users have it
+        for draft_worker in (*near.loaded.worker.workers, far.loaded.worker):
+            draft_worker.patience = 1.0  # as users have it
         soak = Soak(root, link, near, far)
         soak.worker = worker
         soak.expect()
@@ -189,7 +189,7 @@ def test_random_faults_for_minutes_lose_nothing_and_leave_nothing(tmp_path, monk
     assert soak.worker.process.wait(30) == 0
     gone({*children(os.getpid())} - before)
     assert _sockets() < sockets
-    assert list(kept.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def hits(soak, model):

@@ -73,9 +73,9 @@ def text_law(path, settings):
     return law
 
 
-def requests(llm, each=EACH):
+def requests(llm, count=EACH):
     """Shuffled, so that settings meet each other in the slots."""
-    settings = [*SAMPLED.values()] * each + [GREEDILY] * GREEDY
+    settings = [*SAMPLED.values()] * count + [GREEDILY] * GREEDY
     asked = [
         llm.request(
             PROMPT,
@@ -96,11 +96,11 @@ def counted(law, texts):
 
 def p_values(laws, outputs):
     """Of the outputs by request index."""
-    each = {
+    values = {
         name: [outputs[index] for index in range(place, len(outputs) - GREEDY, 2)]
         for place, name in enumerate(SAMPLED)
     }
-    return {name: p_value(*counted(laws[name], texts)) for name, texts in each.items()}
+    return {name: p_value(*counted(laws[name], texts)) for name, texts in values.items()}
 
 
 def run(engine, asked):
@@ -150,17 +150,17 @@ def mix_up(proposal):
     return proposal._replace(q=np.where(both, q[..., ::-1], q))
 
 
-def assert_lawful(llm, laws, engine, each=EACH, **settings):
+def assert_lawful(llm, laws, engine, count=EACH, **settings):
     """Sampled texts follow the law, greedy ones are plain decoding; returns metrics of requests.
 
     `settings` are those of requests.
     """
-    asked = [dataclasses.replace(request, **settings) for request in requests(llm, each)]
+    asked = [dataclasses.replace(request, **settings) for request in requests(llm, count)]
     outputs, metrics = run(engine, asked)
-    assert len(outputs) == 2 * each + GREEDY
+    assert len(outputs) == 2 * count + GREEDY
     params = SamplingParams(max_tokens=COUNT + MORE, ignore_eos=True, **GREEDILY)
     (plain,) = llm.generate([PROMPT], params, mode="ar")
-    greedy = {tuple(outputs[2 * each + index]) for index in range(GREEDY)}
+    greedy = {tuple(outputs[2 * count + index]) for index in range(GREEDY)}
     assert greedy == {tuple(plain.token_ids)}
     assert min(p_values(laws, outputs).values()) > ALPHA
     return metrics

@@ -218,11 +218,11 @@ def sums(said: Sequence[Said], target: Path, draft: Path | None = None, **execut
         here = slice(done, done + len(p))
         done += len(p)
         if ids is None:
-            first = np.cumsum([0, *(len(each.tokens) for each in part[:-1])])
+            first = np.cumsum([0, *(len(text.tokens) for text in part[:-1])])
             ids = np.argsort(-p[first].sum(axis=0))[:4]
         sets = dict(_sets(part, p, q, ids, mates[here]))
         names = [*sets]
-        chosen = np.concatenate([each.tokens for each in part])
+        chosen = np.concatenate([text.tokens for text in part])
         inside = np.array([members[np.arange(len(p)), chosen] for members in sets.values()], float)
         mean = np.array([np.where(members, p, 0).sum(axis=1) for members in sets.values()])
         masks = np.array([mask[here] for mask in over.values()], float)
@@ -242,7 +242,7 @@ def _sets(said: Sequence[Said], p, q, chosen: np.ndarray, mates: np.ndarray):
     yield "impossible", p == 0
     for token in chosen:
         yield f"id {token}", np.broadcast_to(ids == token, p.shape)
-    before = [each.tokens[:place] for each in said for place in range(len(each.tokens))]
+    before = [text.tokens[:place] for text in said for place in range(len(text.tokens))]
     last = np.array([text[-1] if text else -1 for text in before])
     yield "the last token again", last[:, None] == ids
     again = np.zeros(p.shape, bool)
@@ -259,15 +259,15 @@ def _sets(said: Sequence[Said], p, q, chosen: np.ndarray, mates: np.ndarray):
 
 def _over(said: Sequence[Said]) -> dict[str, np.ndarray]:
     """Which tokens [n] each sum is over, by what is known before they are drawn."""
-    texts = [(each, place) for each in said for place in range(len(each.tokens))]
+    texts = [(text, place) for text in said for place in range(len(text.tokens))]
     over = {"all": np.ones(len(texts), bool)}
-    for kind in sorted({name for each in said for known in each.known for name in known}):
-        over[kind] = np.array([kind in each.known[place] for each, place in texts])
-    for name in dict.fromkeys(each.setting for each in said):
-        over[name] = np.array([each.setting == name for each, _ in texts])
+    for kind in sorted({name for text in said for known in text.known for name in known}):
+        over[kind] = np.array([kind in text.known[place] for text, place in texts])
+    for name in dict.fromkeys(text.setting for text in said):
+        over[name] = np.array([text.setting == name for text, _ in texts])
     for begin, end in ((1, 4), (4, 12), (12, LENGTH)):
-        own = f"positions {begin} to {end - 1}"
-        over[own] = np.array([begin <= place < end for _, place in texts])
+        label = f"positions {begin} to {end - 1}"
+        over[label] = np.array([begin <= place < end for _, place in texts])
     return over
 
 
@@ -278,10 +278,10 @@ def _slot_mates(said: Sequence[Said]) -> np.ndarray:
     """
     last: dict[tuple, int] = {}
     found = []
-    for each in said:
-        text = [*each.request.prompt_ids, *each.tokens]
-        for at in range(len(each.request.prompt_ids), len(text)):
-            where = each.slot, at, text[at - 1]
+    for spoken in said:
+        text = [*spoken.request.prompt_ids, *spoken.tokens]
+        for at in range(len(spoken.request.prompt_ids), len(text)):
+            where = spoken.slot, at, text[at - 1]
             found.append(last.get(where, -1))
             last[where] = text[at]
     return np.array(found)
@@ -297,44 +297,44 @@ class _Forced:
     def laws(self, said: Sequence[Said]) -> np.ndarray:
         """The law [n, V] of every token, by the slow reference."""
         rows, laws = iter(self.logits(said)), []
-        for each in said:
-            prompt, settings = each.request.prompt_ids, _as_rows(each)
-            for place in range(len(each.tokens)):
-                laws.append(next_law(next(rows), settings, prompt, each.tokens[:place]))
+        for text in said:
+            prompt, settings = text.request.prompt_ids, _as_rows(text)
+            for place in range(len(text.tokens)):
+                laws.append(next_law(next(rows), settings, prompt, text.tokens[:place]))
         return np.array(laws)
 
     def rough_laws(self, said: Sequence[Said]) -> np.ndarray:
         """Laws [n, V] without penalties and truncation."""
         logits = self.logits(said).astype(np.float64)
-        ends = np.cumsum([len(each.tokens) for each in said])
-        for each, end in zip(said, ends, strict=True):
-            own = logits[end - len(each.tokens) : end]
-            for token, bias in SETTINGS[each.setting].get("logit_bias", {}).items():
-                own[:, token] += bias
-            own /= SETTINGS[each.setting]["temperature"]
+        ends = np.cumsum([len(text.tokens) for text in said])
+        for text, end in zip(said, ends, strict=True):
+            rows = logits[end - len(text.tokens) : end]
+            for token, bias in SETTINGS[text.setting].get("logit_bias", {}).items():
+                rows[:, token] += bias
+            rows /= SETTINGS[text.setting]["temperature"]
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return weights / weights.sum(axis=1, keepdims=True)
 
     def logits(self, said: Sequence[Said]) -> np.ndarray:
         """Logits [n, V] before every token."""
         texts = np.zeros((_BATCH, max(map(len, PROMPTS)) + LENGTH), np.int32)
-        for row, each in enumerate(said):
-            text = [*each.request.prompt_ids, *each.tokens]
+        for row, spoken in enumerate(said):
+            text = [*spoken.request.prompt_ids, *spoken.tokens]
             texts[row, : len(text)] = text
         logits, found = self._run(texts)[..., : tiny.TOKENS], []
-        for row, each in enumerate(said):
-            first = len(each.request.prompt_ids) - 1
-            found.append(logits[row, first : first + len(each.tokens)])
+        for row, spoken in enumerate(said):
+            first = len(spoken.request.prompt_ids) - 1
+            found.append(logits[row, first : first + len(spoken.tokens)])
         return np.concatenate(found)
 
 
-def _as_rows(each: Said) -> dict:
+def _as_rows(text: Said) -> dict:
     """The settings as the slow reference takes them."""
-    settings = dict(SETTINGS[each.setting])
+    settings = dict(SETTINGS[text.setting])
     bias = settings.pop("logit_bias", {})
     settings |= {"bias_ids": tuple(bias), "bias": tuple(bias.values())}
     stops = (tiny.EOS, tiny.END_OF_TURN)
     return settings | {
         "banned": stops,
-        "ban_before": len(each.request.prompt_ids) + settings.get("min_tokens", 0),
+        "ban_before": len(text.request.prompt_ids) + settings.get("min_tokens", 0),
     }

@@ -38,4 +38,4 @@ def with_new_engines(llm):
 def elsewhere(default):
     """Each of them; all but one are slow."""
     slow = pytest.mark.slow
-    return [pytest.param(each, marks=() if each == default else slow) for each in ELSEWHERE]
+    return [pytest.param(place, marks=() if place == default else slow) for place in ELSEWHERE]

@@ -56,11 +56,11 @@ def outputs(llm, asked, mode=None, k=None):
 def run(engine, asked):
     """The outputs of an engine of one's own."""
     found = {}
-    for each in asked:
-        engine.add(each)
+    for request in asked:
+        engine.add(request)
     while engine.has_work:
         found |= {e.prompt_index: e.output for e in engine.step() if e.output is not None}
-    return [found[each.index] for each in asked]
+    return [found[request.index] for request in asked]
 
 
 def ids(found):

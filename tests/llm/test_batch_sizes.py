@@ -133,13 +133,13 @@ def test_where_times_choose_the_mode_sizes_come_for_all_that_it_may_choose(pair)
         programs = llm.loaded.programs
         of_draft = llm.loaded.inline.branching()
         kinds = [programs, of_draft[0].base, *of_draft]
-        for each in kinds:
-            each.batch_sizes._patience = 0
+        for kind in kinds:
+            kind.batch_sizes._patience = 0
         for _ in range(4):
             for mode in ("auto", "ar", "sd", "ssd"):
                 assert ids(outputs(llm, asked, mode)) == alone
-            for each in kinds:
-                each.batch_sizes.join()
+            for kind in kinds:
+                kind.batch_sizes.join()
         assert all(programs.batch_sizes.ready(1, width) for width in programs.widths)
         assert used(outputs(llm, asked[:1], "ssd")) == {1}
         assert of_draft[0].batch_sizes.ready(1, "branches")
@@ -175,16 +175,16 @@ def test_rounds_with_log_probabilities_or_a_grammar_run_few_slots_too(pair, sett
 
         first = found()
         assert used(first) == {2}
-        assert ids(first) == [ids(outputs(llm, [each], "ar"))[0] for each in asked]
+        assert ids(first) == [ids(outputs(llm, [request], "ar"))[0] for request in asked]
         sizes._patience, again = 0, first
         for _ in range(12):  # some compile, then some are on trial
-            if not all(used([each]) == {1} for each in again):
+            if not all(used([output]) == {1} for output in again):
                 again = found()
             sizes.join()
             assert ids(again) == ids(first)
             for one, other in zip(again, first, strict=True):
                 assert chosen_logprobs(one) == pytest.approx(chosen_logprobs(other), abs=1e-4)
-        assert all(used([each]) == {1} for each in again)
+        assert all(used([output]) == {1} for output in again)
 
 
 def chosen_logprobs(output):

@@ -69,7 +69,7 @@ def says_what_ar_says(llm, mode):
     spoken = outputs(llm, asked, mode)
     assert [o.token_ids for o in outputs(llm, asked, "ar")] == [o.token_ids for o in spoken]
     histograms = [output.metrics["acceptance_histogram"] or [0] for output in spoken]
-    accepted = np.sum([np.pad(each, (0, 9))[:9] for each in histograms], 0)
+    accepted = np.sum([np.pad(histogram, (0, 9))[:9] for histogram in histograms], 0)
     assert accepted[0] > 0  # both ways out of a round were taken
     assert accepted[1:].sum() > 0
     return spoken

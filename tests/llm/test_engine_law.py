@@ -56,7 +56,7 @@ def assert_sd_lawful(llm, laws, drafter="model", **more):
 
 def assert_ssd_lawful(llm, laws, **more):
     metrics = assert_lawful(llm, laws, llm.engine, **more)
-    assert 0.1 < np.mean([each["hit_rate"] for each in metrics]) < 0.95
+    assert 0.1 < np.mean([metric["hit_rate"] for metric in metrics]) < 0.95
 
 
 def assert_caught(llm, laws, mode):
@@ -114,7 +114,7 @@ SD = {
 @pytest.mark.parametrize("case", SD)
 def test_more_texts_of_sd_follow_the_law(checkpoints, laws, case):
     llm = open_llm(checkpoints, "sd", **SD[case])
-    assert_sd_lawful(llm, laws, SD[case].get("drafter", "model"), each=MANY)
+    assert_sd_lawful(llm, laws, SD[case].get("drafter", "model"), count=MANY)
 
 
 SSD = {
@@ -146,7 +146,7 @@ SSD = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SSD)
 def test_more_texts_of_ssd_follow_the_law_on_hits_and_misses(checkpoints, laws, case):
-    assert_ssd_lawful(open_llm(checkpoints, "ssd", **SSD[case]), laws, each=MANY)
+    assert_ssd_lawful(open_llm(checkpoints, "ssd", **SSD[case]), laws, count=MANY)
 
 
 @pytest.mark.slow
@@ -159,4 +159,4 @@ def test_a_fifth_of_the_q_may_get_lost(laws, branching):
         return as_point_mass_where(proposal, rows)
 
     engine = engine_with(branching, "ssd", changing_proposals(lose))
-    assert_lawful(branching, laws, engine, each=MANY)
+    assert_lawful(branching, laws, engine, count=MANY)

@@ -48,7 +48,7 @@ def said(llm, mode):
 
 def margins(llm):
     """Tokens, and by how much the likeliest one was likelier than the next at each place."""
-    found = [(each.token_ids, each.logprobs) for each in asked(llm, "ar", logprobs=2)]
+    found = [(output.token_ids, output.logprobs) for output in asked(llm, "ar", logprobs=2)]
     return [
         (tokens, [beside.top[0][1] - beside.top[1][1] for beside in logprobs])
         for tokens, logprobs in found
@@ -139,8 +139,8 @@ def test_a_gpu_says_in_float32_what_a_processor_does(pair):
         text=True,
         check=True,
     )
-    for own, (tokens, margin) in zip(
+    for tokens_here, (tokens, margin) in zip(
         here, ast.literal_eval(there.stdout.splitlines()[-1]), strict=True
     ):
-        forks = [place for place, token in enumerate(own) if token != tokens[place]]
+        forks = [place for place, token in enumerate(tokens_here) if token != tokens[place]]
         assert not forks or margin[forks[0]] < 1e-3

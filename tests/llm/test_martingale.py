@@ -244,8 +244,8 @@ def test_acceptance_is_a_martingale_with_a_target_in_int8(checkpoints):
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", ["model", "ngram"])
 def test_acceptance_is_a_martingale_in_longer_runs_of_sd(checkpoints, draft):
-    own = {"draft": "ngram", "proposal_support": None} if draft == "ngram" else {}
-    llm = opened(checkpoints, mode="sd", **own)
+    changes = {"draft": "ngram", "proposal_support": None} if draft == "ngram" else {}
+    llm = opened(checkpoints, mode="sd", **changes)
     assert_lawful(sums(say(llm, SLOW), *checkpoints), ("first after no look-up",))
 
 

@@ -100,12 +100,12 @@ def test_a_token_of_nan_spoils_no_page_of_others(without_word):
     llm, word = without_word
     settings = {"dtype": "float32", "context": 64, "attention": "xla", "compile_cache": "off"}
     settings |= {"kv_memory": "1MiB", "page_size": 16, "prefix_caching": True}
-    with LLM(llm.config.target, **settings) as own:
+    with LLM(llm.config.target, **settings) as separate:
         bad, good, again = (
-            own.generate(["he is on the line " + end], [GREEDY], mode="ar")[0]
+            separate.generate(["he is on the line " + end], [GREEDY], mode="ar")[0]
             for end in (word, TEXTS[1], TEXTS[1])
         )
-    assert [each.finish_reason for each in (bad, good, again)] == ["error", "length", "length"]
+    assert [output.finish_reason for output in (bad, good, again)] == ["error", "length", "length"]
     assert good.metrics["cached_tokens"] == 16
     assert good.token_ids == again.token_ids
 
@@ -115,7 +115,7 @@ def test_a_draft_whose_logits_are_nan_changes_no_text(without_draft, mode):
     """Of sampled text that is compared which a filter leaves no choice."""
     one = SamplingParams(**LENGTH, temperature=0.7, top_k=1)
     params = [GREEDY, one]
-    expected, found = (without_draft.generate(TEXTS, params, mode=each) for each in ("ar", mode))
+    expected, found = (without_draft.generate(TEXTS, params, mode=of) for of in ("ar", mode))
     assert [o.token_ids for o in found] == [o.token_ids for o in expected]
     assert [o.finish_reason for o in found] == ["length"] * 2
 

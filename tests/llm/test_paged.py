@@ -84,8 +84,8 @@ def test_pages_come_back_from_requests_that_are_cancelled(pair, expected, pages,
     first = [engine.add(request) for request in asked(llm)[:3]]
     for _ in range(4):
         engine.step()
-    for each in first:
-        engine.cancel(each)
+    for future in first:
+        engine.cancel(future)
     while engine.has_work:
         engine.step()
     found = outputs(llm, asked(llm), "ar")

@@ -32,8 +32,8 @@ def opened(pair, *, pallas, **settings):
 
 
 def said(llm, mode):
-    each = [{}, {"temperature": 0.8, "seed": 5}]
-    params = [SamplingParams(max_tokens=8, ignore_eos=True, **settings) for settings in each]
+    settings = [{}, {"temperature": 0.8, "seed": 5}]
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, **setting) for setting in settings]
     return [output.token_ids for output in llm.generate(PROMPTS, params, mode=mode)]
 
 

@@ -35,8 +35,8 @@ def asked(llm, params=COUPLED):
     ends = ["", "Say it again", "", " and so on", "?", "Say it again"]
     prompts = [LONG + end for end in ends] + [OTHER, OTHER[:140] + LONG[:120]]
     return [
-        llm.request(prompt, SamplingParams(ignore_eos=True, **{"max_tokens": 24, **own}), index)
-        for index, (prompt, own) in enumerate(zip(prompts, [*params, {}, {}], strict=True))
+        llm.request(prompt, SamplingParams(ignore_eos=True, **{"max_tokens": 24, **changes}), index)
+        for index, (prompt, changes) in enumerate(zip(prompts, [*params, {}, {}], strict=True))
     ]
 
 
@@ -99,7 +99,7 @@ def test_a_draft_elsewhere_reuses_the_same_pages(pair, expected, where):
 def test_the_ratio_rule_draws_the_same_and_logprobs_are_the_same_bits(pair):
     """With the same noise and the same laws, as a page has the same bits whoever has filled it."""
     settings = {"verify": "ratio", "exact": "bitwise"}
-    params = [{**own, "logprobs": 2} for own in COUPLED]
+    params = [{**changes, "logprobs": 2} for changes in COUPLED]
     found = {}
     for sharing in (False, True):
         llm = opened(pair, page_size=128, prefix_caching=sharing, **settings)
@@ -107,7 +107,7 @@ def test_the_ratio_rule_draws_the_same_and_logprobs_are_the_same_bits(pair):
         for mode in ("ar", "ssd"):
             llm_outputs = outputs(llm, asked(llm, params), mode)
             assert any(cached(llm_outputs)) == sharing
-            found[sharing, mode] = [(each.token_ids, each.logprobs) for each in llm_outputs]
+            found[sharing, mode] = [(output.token_ids, output.logprobs) for output in llm_outputs]
     for mode in ("ar", "ssd"):
         assert found[True, mode] == found[False, mode], mode
     greedy = [0, 1, 4, 6, 7]
@@ -121,8 +121,8 @@ def assert_cut_off_prompts_leave_their_pages(llm, mode, expected):
         cut = [engine.add(request) for request in requests[6:]]
         for _ in range(steps):
             engine.step()
-        for each in cut:
-            engine.cancel(each)
+        for output in cut:
+            engine.cancel(output)
         while engine.has_work:
             engine.step()
     assert ids(outputs(llm, asked(llm), mode)) == expected

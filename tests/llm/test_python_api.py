@@ -58,7 +58,7 @@ def test_every_setting_is_a_typed_keyword():
 
 
 @pytest.mark.parametrize(
-    ("given", "name", "kept"),
+    ("given", "name", "expected"),
     [
         ({"k": 8, "mode": "sd", "draft": "ngram"}, "k", 8),
         ({"num_speculative_tokens": 3, "mode": "sd", "draft": "ngram"}, "k", 3),
@@ -76,8 +76,8 @@ def test_every_setting_is_a_typed_keyword():
         ({"fan_out": [3, 3, 2, 4], "k": 3, "budget": 12, **OF_SSD}, "fan_out", "3,3,2,4"),
     ],
 )
-def test_numbers_paths_and_names_of_vllm_are_taken(given, name, kept):
-    assert repr(getattr(Config(**given), name)) == repr(kept)
+def test_numbers_paths_and_names_of_vllm_are_taken(given, name, expected):
+    assert repr(getattr(Config(**given), name)) == repr(expected)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_loading_tells_how_far_it_is(llm, statuses):
     *compiling, last = statuses
     programs = len(compiling) - 1
     assert programs > 1
-    told = [f"compiling target: {done} of {programs} programs" for done in range(programs + 1)]
-    assert (compiling, last) == (told, "checking exactness")
+    lines = [f"compiling target: {done} of {programs} programs" for done in range(programs + 1)]
+    assert (compiling, last) == (lines, "checking exactness")
 
 
 def test_prompts_may_be_one_several_or_any_iterable(llm):
@@ -245,21 +245,21 @@ def test_an_output_has_the_fields_of_vllm(llm):
 
 def test_several_texts_of_a_prompt_are_in_one_output_or_in_several(llm):
     flat = llm.generate(["ab", "cd"], HOT, n=3)
-    texts = [(each.text, each.token_ids, each.prompt_index) for each in flat]
-    assert [len(each.outputs) for each in flat] == [1] * 6
+    texts = [(sample.text, sample.token_ids, sample.prompt_index) for sample in flat]
+    assert [len(output.outputs) for output in flat] == [1] * 6
     asked = dataclasses.replace(HOT, n=3)
     for found in (
         llm.generate(["ab", "cd"], asked),
         asyncio.run(llm.generate_async(["ab", "cd"], asked)),
         llm.generate(["ab", "cd"], [asked, asked]),
     ):
-        assert [[each.index for each in output.outputs] for output in found] == [[0, 1, 2]] * 2
-        every = [each for output in found for each in output.outputs]
-        assert [(each.text, each.token_ids, each.prompt_index) for each in every] == texts
+        assert [[sample.index for sample in output.outputs] for output in found] == [[0, 1, 2]] * 2
+        every = [sample for output in found for sample in output.outputs]
+        assert [(sample.text, sample.token_ids, sample.prompt_index) for sample in every] == texts
         assert [output.prompt for output in found] == ["ab", "cd"]
     single, several = llm.generate(["ab", "cd"], [HOT, asked])
     assert single.token_ids == texts[0][1]
-    assert [each.token_ids for each in several.outputs] == [text[1] for text in texts[3:]]
+    assert [sample.token_ids for sample in several.outputs] == [text[1] for text in texts[3:]]
 
 
 def test_a_drawn_seed_repeats_its_text(llm):
@@ -291,7 +291,7 @@ def test_an_event_loop_generates_and_streams(llm):
         return await made, streamed
 
     (ab, cd), events = asyncio.run(both())
-    assert [each[0].token_ids for each in (ab, cd)] == [
+    assert [answer[0].token_ids for answer in (ab, cd)] == [
         output.token_ids for text in ("ab", "cd") for output in llm.generate(text, SHORT)
     ]
     assert [token for event in events for token in event.token_ids] == ab[0].token_ids
@@ -317,14 +317,14 @@ def test_leaving_an_asynchronous_stream_cancels_it(llm):
 def test_waiting_tasks_take_one_thread_in_all(llm):
     async def many():
         asked = [asyncio.create_task(llm.generate_async("ab", SHORT)) for _ in range(30)]
-        while not all(each.done() for each in asked):
-            threads.add(sum(each.name.startswith("ssd_jax") for each in threading.enumerate()))
+        while not all(future.done() for future in asked):
+            threads.add(sum(thread.name.startswith("ssd_jax") for thread in threading.enumerate()))
             await asyncio.sleep(0.001)
-        return [each.result()[0].token_ids for each in asked]
+        return [future.result()[0].token_ids for future in asked]
 
     threads = set()
     alone = llm.generate("ab", SHORT)[0].token_ids
-    others = sum(each.name.startswith("ssd_jax") for each in threading.enumerate()) - 1
+    others = sum(thread.name.startswith("ssd_jax") for thread in threading.enumerate()) - 1
     assert asyncio.run(many()) == [alone] * 30
     assert max(threads) == others + 1
 
@@ -362,7 +362,7 @@ def test_tasks_threads_and_an_event_loop_that_is_busy_share_a_model(llm, monkeyp
 
     found, outputs = asyncio.run(busy())
     assert found[0].token_ids == llm.generate("ab", SHORT)[0].token_ids
-    assert [each.finish_reason for each in outputs] == ["length", "length"]
+    assert [output.finish_reason for output in outputs] == ["length", "length"]
 
 
 def test_no_round_follows_for_a_task_whose_loop_stands_still_when_the_model_closes(
@@ -389,15 +389,15 @@ def test_requests_that_wait_for_a_slot_take_no_thread_of_the_event_loop(llm, mon
     async def free():
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         running = [llm.stream_async("ab", LONG) for _ in range(2)]
-        for each in running:
-            await anext(each)
+        for task in running:
+            await anext(task)
         queued = asyncio.create_task(llm.generate_async("ab", SHORT))
         while not llm.engine._seats.waiting:
             await asyncio.sleep(0)
         await asyncio.wait_for(asyncio.to_thread(str), 300)
         assert llm.engine._seats.waiting
-        for each in running:
-            await each.aclose()
+        for task in running:
+            await task.aclose()
         return await queued
 
     assert asyncio.run(free())
@@ -440,7 +440,7 @@ def test_an_event_loop_goes_on_while_many_requests_are_queued(llm, monkeypatch):
         return await made
 
     assert len(asyncio.run(both())) == 5
-    assert [each for each in happened if each != "beat"] == [2, 2, 1]
+    assert [event for event in happened if event != "beat"] == [2, 2, 1]
     assert happened.index(1) > happened.index("beat") > 0
 
 

@@ -58,7 +58,7 @@ def test_every_mode_over_devices_says_what_one_token_at_a_time_does_with_weights
 @pytest.mark.parametrize(
     ("mesh", "expert_parallel", "experts"),
     [
-        *(pytest.param("tensor=2", whole, XLA, marks=pytest.mark.more) for whole in (False, True)),
+        *(pytest.param("tensor=2", split, XLA, marks=pytest.mark.more) for split in (False, True)),
         (None, False, ExpertBackend("pallas_tpu", interpret=True)),
     ],
     ids=["channels", "experts", "kernel"],

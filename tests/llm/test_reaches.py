@@ -83,7 +83,7 @@ def test_programs_by_reach_leave_texts_as_they_are_and_short_texts_read_little(
     assert texts(checkpoints, name) == expected
     kinds = {"ar": {"forward"}, "sd": {"forward", "start", "step"}}
     for kind in kinds.get(name, {"forward", "expand", "grow"}):
-        assert {each[2:] for each in used if each[0] == kind} == {(), (BLOCK,)}
+        assert {use[2:] for use in used if use[0] == kind} == {(), (BLOCK,)}
 
 
 def test_a_program_that_reads_too_little_is_caught(checkpoints, expected, used, monkeypatch):

@@ -71,7 +71,7 @@ def inline(many):
 def equal(alone, spoken):
     assert [one.token_ids for one in alone] == [other.token_ids for other in spoken]
     metrics = [one.metrics for one in spoken]
-    return np.concatenate([each["acceptance_by_position"] or [[0, 0]] for each in metrics])
+    return np.concatenate([metric["acceptance_by_position"] or [[0, 0]] for metric in metrics])
 
 
 @pytest.mark.more
@@ -130,8 +130,8 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
     judged = judge(target, draft, texts, tokens=many.tokenizer.size, longest=64)
     agreed = [(one.rank == 0).astype(float) for one in judged]
     assert 0.1 < np.mean(np.concatenate(agreed)) < 0.9
-    for one, own in zip(spoken, agreed, strict=True):
-        expected = walk([own], 3).tokens_per_call if len(own) > 1 else None
+    for one, agreements in zip(spoken, agreed, strict=True):
+        expected = walk([agreements], 3).tokens_per_call if len(agreements) > 1 else None
         assert one.metrics["acceptance_length"] == pytest.approx(expected)
 
 
@@ -180,10 +180,15 @@ def laws(checkpoints):
 
 @pytest.mark.slow  # `tests/sampling` and `tests/devices` have it by array and by branch
 def test_texts_follow_the_law_where_a_likely_token_is_outside_the_map(drafted, laws):
-    missed = sum(p for each in laws.values() for text, p in each.items() if law.LETTERS[1] in text)
+    missed = sum(
+        p
+        for law_of_texts in laws.values()
+        for text, p in law_of_texts.items()
+        if law.LETTERS[1] in text
+    )
     assert missed > 0.5  # of 2
     metrics = law.assert_lawful(drafted, laws, drafted.engine, law.MANY)
-    histograms = [each["acceptance_histogram"] for each in metrics]
+    histograms = [metric["acceptance_histogram"] for metric in metrics]
     rounds = np.sum([np.pad(shape, (0, 4))[:4] for shape in histograms if shape], axis=0)
     assert (rounds[:3] > 0).all()
 
@@ -207,7 +212,7 @@ def test_texts_of_branches_follow_the_law_where_a_likely_token_is_outside_the_ma
     settings = {"saguaro_c": 0.5, "proposal_support": "2", "fan_out": "measured"}
     llm = law.open_llm(checkpoints, "ssd", budget="4", backup="draft", **settings)
     metrics = law.assert_lawful(llm, laws, llm.engine, law.MANY)
-    assert 0.1 < np.mean([each["hit_rate"] for each in metrics]) < 0.95
+    assert 0.1 < np.mean([metric["hit_rate"] for metric in metrics]) < 0.95
 
 
 VOCAB, OUTPUTS = 49_152, 8_192

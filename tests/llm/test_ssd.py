@@ -58,11 +58,11 @@ def listed(k, budget):
     left = budget - sum(counts)
     after_miss = [*counts[:-1], counts[-1] + left]
     counts[0] += left
-    return "/".join(",".join(map(str, each)) for each in (counts, after_miss))
+    return "/".join(",".join(map(str, numbers)) for numbers in (counts, after_miss))
 
 
 def test_the_cases_cover_every_pair_of_factors():
-    cases = [(*each[:5], policy) for n, each in enumerate(ENGINES) for policy in policies(n)]
+    cases = [(*engine[:5], policy) for n, engine in enumerate(ENGINES) for policy in policies(n)]
     for one, other in itertools.combinations(range(5), 2):
         names = list(FACTORS)
         missing = set(itertools.product(FACTORS[names[one]], FACTORS[names[other]])) - {
@@ -97,9 +97,9 @@ def ssd(checkpoint, **settings):
         pytest.param(
             row,
             marks=pytest.mark.more if row == FIRST else pytest.mark.slow,
-            id="-".join(map(str, each)),
+            id="-".join(map(str, engine)),
         )
-        for row, each in enumerate(ENGINES)
+        for row, engine in enumerate(ENGINES)
     ],
 )
 def test_text_and_logprobs_equal_autoregressive_decoding(checkpoints, row):
@@ -124,8 +124,8 @@ def test_text_and_logprobs_equal_autoregressive_decoding(checkpoints, row):
             assert one.finish_reason == other.finish_reason
             assert one.logprobs == other.logprobs
         metrics = [out.metrics for out in spoken if out.metrics["hit_rate"] is not None]
-        rates.append(np.mean([each["hit_rate"] for each in metrics]))
-        assert any(each["acceptance_by_position"] for each in metrics)
+        rates.append(np.mean([metric["hit_rate"] for metric in metrics]))
+        assert any(metric["acceptance_by_position"] for metric in metrics)
     assert 0 < np.mean(rates) < 1  # both a hit and a miss were taken
 
 
@@ -193,7 +193,7 @@ def test_with_a_just_in_time_draft_rounds_accept_nearly_what_sd_accepts(many):
     for one, other in zip(sd, spoken, strict=True):
         assert one.token_ids == other.token_ids
         # A branch of k = L proposes one token less.
-        lengths = (each.metrics["acceptance_length"] for each in (one, other))
+        lengths = (output.metrics["acceptance_length"] for output in (one, other))
         assert 0 <= next(lengths) - next(lengths) < 1
 
 

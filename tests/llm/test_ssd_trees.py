@@ -82,8 +82,8 @@ def test_text_and_logprobs_equal_autoregressive_decoding(
             assert one.finish_reason == other.finish_reason
             assert one.logprobs == other.logprobs
         metrics = [output.metrics for output in spoken if output.metrics["tree_rounds"]]
-        assert max(each["hit_rate"] or 0 for each in metrics) > 0
-        assert max(len(each["acceptance_histogram"]) for each in metrics) > 1  # a node was taken
+        assert max(metric["hit_rate"] or 0 for metric in metrics) > 0
+        assert max(len(row["acceptance_histogram"]) for row in metrics) > 1  # a node was taken
 
 
 JUST_IN_TIME = [

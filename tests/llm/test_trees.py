@@ -62,7 +62,7 @@ def test_text_and_logprobs_of_trees_equal_autoregressive_decoding(
             assert one.logprobs == other.logprobs
         metrics = [output.metrics for output in spoken if output.metrics["tree_rounds"]]
         assert metrics
-        assert max(len(each["acceptance_histogram"]) for each in metrics) > 1  # a node was taken
+        assert max(len(row["acceptance_histogram"]) for row in metrics) > 1  # a node was taken
 
 
 @pytest.mark.more
@@ -110,13 +110,13 @@ def test_a_sampled_tree_of_a_fixed_shape_is_the_same_alone_and_beside_others(che
             )
         ]
         together = outputs(llm, asked, "sd")
-        alone = [outputs(llm, [each], "sd")[0] for each in asked]
+        alone = [outputs(llm, [request], "sd")[0] for request in asked]
         (plain,) = outputs(llm, asked[1:2], "ar")
     assert ids(together) == ids(alone)
     assert together[1].token_ids == plain.token_ids
     metrics = [found.metrics for found in together]
-    assert all(each["tree_rounds"] for each in metrics)
-    assert all(len(each["acceptance_histogram"]) > 1 for each in metrics)
+    assert all(metric["tree_rounds"] for metric in metrics)
+    assert all(len(metric["acceptance_histogram"]) > 1 for metric in metrics)
 
 
 @pytest.mark.more

@@ -45,7 +45,7 @@ def load(checkpoints, mode):
 
 
 def texts(llm, wave):
-    params = [SamplingParams(max_tokens=16, ignore_eos=True, **each) for each in WAVES[wave]]
+    params = [SamplingParams(max_tokens=16, ignore_eos=True, **setting) for setting in WAVES[wave]]
     return [output.token_ids for output in llm.generate(PROMPTS[: len(params)], params)]
 
 

@@ -89,9 +89,9 @@ def test_every_worker_has_the_weights_and_pages_of_its_slots(ssd):
     by_branches = parts(ssd, [("ssd", 2)], "process", layout=Layout(1, 2))
     weights, pages = "weights of the draft", "the draft's keys and values"
     assert by_slots[weights] == by_branches[weights] == 2 * one[weights]
-    for each in (pages, OF_DRAFT):
-        assert by_slots[each] == one[each]
-        assert by_branches[each] == 2 * one[each]
+    for part in (pages, OF_DRAFT):
+        assert by_slots[part] == one[part]
+        assert by_branches[part] == 2 * one[part]
 
 
 def test_slots_that_workers_have_alike_have_records_of_their_own(tiny_checkpoint):
@@ -224,11 +224,11 @@ def test_shares_of_a_mesh_are_counted_per_device(tiny_checkpoint, accelerators):
     spread = LLM(str(tiny_checkpoint), load=False, **SMALL, **mesh)
     alone = LLM(str(tiny_checkpoint), load=False, **SMALL)
     accelerators(1 << 40)
-    (_, each), (_, whole) = (needed(llm, [("ar", 0)]) for llm in (spread, alone))
-    assert each.parts["its keys and values"] * 4 == whole.parts["its keys and values"]
+    (_, split), (_, single) = (needed(llm, [("ar", 0)]) for llm in (spread, alone))
+    assert split.parts["its keys and values"] * 4 == single.parts["its keys and values"]
     # The last tokens of a slot are on both devices that share its words.
-    assert (each.parts[RECORDS] - LAST) * 4 == whole.parts[RECORDS] - 2 * LAST
-    assert each.parts["weights of the target"] < whole.parts["weights of the target"]
+    assert (split.parts[RECORDS] - LAST) * 4 == single.parts[RECORDS] - 2 * LAST
+    assert split.parts["weights of the target"] < single.parts["weights of the target"]
 
 
 def test_a_device_that_is_too_small_is_refused_before_weights_load(
@@ -279,7 +279,7 @@ def test_programs_of_a_draft_are_counted_in_the_mode_that_runs_them(tiny_checkpo
 
 def test_sizes_have_the_unit_that_shows_them():
     sizes = (5, 3 << 10, 3 << 19, 5 << 29)
-    assert [in_bytes(each) for each in sizes] == ["5 bytes", "3.0 KiB", "1.5 MiB", "2.5 GiB"]
+    assert [in_bytes(size) for size in sizes] == ["5 bytes", "3.0 KiB", "1.5 MiB", "2.5 GiB"]
 
 
 def test_a_draft_that_cuts_the_targets_context_is_named(tiny_checkpoint, tmp_path, caplog):

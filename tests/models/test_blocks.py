@@ -62,7 +62,7 @@ def models_of(path, dtype, devices):
 @pytest.mark.parametrize("family", cases(["llama", "qwen2", "qwen3"], "llama"))
 def test_logits_are_those_of_weights_as_checkpoints_have_them(tmp_path, family, dtype, devices):
     path = tiny.write_checkpoint(tmp_path, family, **SIZES)
-    got, want = (Runner(*each, slots=2)(TOKENS) for each in models_of(path, dtype, devices))
+    got, want = (Runner(*model, slots=2)(TOKENS) for model in models_of(path, dtype, devices))
     np.testing.assert_allclose(got, want, atol=(1e-4 if dtype == "float32" else 0.02) * want.std())
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_order_of_blocks_is_caught(tmp_path, monkeypatch):
         return weight.reshape(-1, weight.shape[0], blocks.BLOCK)
 
     monkeypatch.setattr(tensor_loading, "to_blocks", without_swap)
-    got, want = (Runner(*each, slots=2)(TOKENS) for each in models_of(path, "float32", 1))
+    got, want = (Runner(*model, slots=2)(TOKENS) for model in models_of(path, "float32", 1))
     assert np.abs(got - want).max() > want.std()
 
 

@@ -114,8 +114,10 @@ def test_devices_that_share_a_model_have_equal_parts_of_each_tensor(heads, array
     mesh = mesh_of(jax.devices()[:2])
     model = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"), mesh=mesh)
     assert len(model.bundles.arrays) == arrays * config.num_layers
-    whole = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"))
-    assert bytes_per_device(model.parameter_structs()) < bytes_per_device(whole.parameter_structs())
+    unsharded = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"))
+    assert bytes_per_device(model.parameter_structs()) < bytes_per_device(
+        unsharded.parameter_structs()
+    )
     for name, bundle in model.bundles.arrays.items():
         shard = model.bundle_structs()[name].sharding.shard_shape(bundle.struct.shape)
         assert bundle.devices == 1 or shard[0] == 1
@@ -139,7 +141,7 @@ def test_a_tensor_in_the_place_of_another_is_seen(kind):
     checkpoint, model = packed_model(name, kind=kind)
     want = Runner(model, parameters(checkpoint, model), slots=2)(tokens)
     pieces = model.bundles.locations
-    one, other = [each for each in pieces if each.endswith("layernorm.weight")][:2]
+    one, other = [piece for piece in pieces if piece.endswith("layernorm.weight")][:2]
     pieces[one], pieces[other] = pieces[other], pieces[one]
     loaded = parameters(checkpoint, model)
     _, model = packed_model(name, kind=kind)
@@ -156,9 +158,9 @@ def test_an_embedding_that_is_looked_up_in_is_not_read_however_it_is_stored():
         FunctionalModel(config, execution, stored=stored)
         for stored in ({}, {"model.embed_tokens.weight": "Q4_1"})
     ]
-    whole = [
+    arrays = [
         sum(struct.size * struct.dtype.itemsize for struct in model.parameter_structs())
         for model in models
     ]
     read = [bytes_per_device(model.read_structs()) for model in models]
-    assert whole[0] > whole[1] > read[0] == read[1]
+    assert arrays[0] > arrays[1] > read[0] == read[1]

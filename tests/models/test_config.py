@@ -61,8 +61,8 @@ def test_an_output_head_is_its_own_where_the_file_does_not_say():
 
 
 def test_rotations_of_whole_heads_may_be_said():
-    whole = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}
-    config = {**LLAMA, "rope_scaling": None, "rope_parameters": whole, "partial_rotary_factor": 1}
+    partial = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}
+    config = {**LLAMA, "rope_scaling": None, "rope_parameters": partial, "partial_rotary_factor": 1}
     read = ModelConfig.from_hf(config)
     assert (read.rope_theta, read.rope_scaling) == (1e6, None)
 

@@ -182,9 +182,9 @@ def test_rows_behind_all_tokens_are_not_multiplied(monkeypatch):
 def test_a_row_has_the_same_bits_beside_any_rows(name):
     made, _ = mlp(dataclasses.replace(OTHERS[name], shared=0))
     x = states(40)
-    whole = run(made, x)
+    all_rows = run(made, x)
     for begin, end in itertools.pairwise((0, 1, 3, 6, 14, 40)):
-        np.testing.assert_array_equal(run(made, x[begin:end]), whole[begin:end])
+        np.testing.assert_array_equal(run(made, x[begin:end]), all_rows[begin:end])
 
 
 @pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
@@ -405,21 +405,21 @@ def test_few_tokens_read_few_experts(tmp_path, changes, devices, expert_parallel
     one = sum(o * (56 - o) * (1 if quantised else 4) + 4 * o * quantised for o in outputs)
     if quantised and devices == 2 and not expert_parallel:
         one += 4 * 32  # every device has the scales of all outputs
-    whole = bytes_per_device(model.read_structs())
+    read_bytes = bytes_per_device(model.read_structs())
     for rows, count in enumerate(used, start=1):
-        want = whole - config.num_layers * (6 - count) * one / devices
+        want = read_bytes - config.num_layers * (6 - count) * one / devices
         assert bytes_read(model, rows) == pytest.approx(want, abs=1)
-    assert bytes_read(model, 1000) == whole
+    assert bytes_read(model, 1000) == read_bytes
 
 
 def test_few_tokens_read_few_packed_experts(tmp_path):
     """Their panels lie between those of other weights."""
     config = open_checkpoint(str(write(tmp_path, moe_intermediate_size=32))).config
     model = FunctionalModel(config, Execution.for_platform("cpu", "bfloat16", linear="cpu"))
-    whole = bytes_per_device(model.read_structs())
+    read_bytes = bytes_per_device(model.read_structs())
     of_experts = config.num_layers * 3 * 6 * 32 * 32 * 2
-    assert bytes_read(model, 1) == whole - of_experts * 4 // 6
-    assert bytes_read(model, 1000) == whole
+    assert bytes_read(model, 1) == read_bytes - of_experts * 4 // 6
+    assert bytes_read(model, 1000) == read_bytes
 
 
 def test_weights_of_experts_are_quantised_row_by_row(tmp_path):

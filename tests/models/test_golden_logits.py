@@ -52,10 +52,10 @@ def test_decoding_with_the_cache_equals_the_full_forward(name):
 @pytest.mark.more
 def test_chunked_prefill_equals_whole_prefill():
     tokens, _ = golden("qwen3")
-    whole = runner(GOLDENS / "qwen3", slots=2)(tokens)
+    expected = runner(GOLDENS / "qwen3", slots=2)(tokens)
     run = runner(GOLDENS / "qwen3", slots=2)
     chunks = [run(tokens[:, a:b], start=a) for a, b in [(0, 7), (7, 20), (20, 40)]]
-    np.testing.assert_allclose(np.concatenate(chunks, axis=1), whole, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(chunks, axis=1), expected, atol=1e-5)
 
 
 def test_a_slot_does_not_depend_on_its_neighbour():

@@ -52,8 +52,8 @@ def test_one_digit_an_activation_is_coarser_than_two(linear, scan_layers):
     tokens, expected = golden("qwen2")
     executions = INT8, Execution.for_platform("cpu", "w8a8", linear=linear)
     runners = (
-        runner(GOLDENS / "qwen2", slots=2, execution=each, scan_layers=scan_layers)
-        for each in executions
+        runner(GOLDENS / "qwen2", slots=2, execution=execution, scan_layers=scan_layers)
+        for execution in executions
     )
     two, one = (error(run(tokens), expected) for run in runners)
     assert 1.02 * two < one < 2 * ERROR
@@ -101,7 +101,7 @@ def test_a_row_alone_is_the_same_bits_as_among_others():
 @pytest.mark.parametrize("name", ["llama3-scaled", "qwen2"])
 def test_a_sharded_model_gives_the_same_logits(name, scan_layers):
     tokens, _ = golden(name)
-    whole = runner(GOLDENS / name, slots=2, execution=INT8, scan_layers=scan_layers)(tokens)
+    expected = runner(GOLDENS / name, slots=2, execution=INT8, scan_layers=scan_layers)(tokens)
     mesh = mesh_of(jax.devices()[:2])
     checkpoint = open_checkpoint(str(GOLDENS / name))
     execution = Execution(
@@ -114,7 +114,7 @@ def test_a_sharded_model_gives_the_same_logits(name, scan_layers):
         if not scan_layers:  # stacking leaves the placement to the compiler
             assert array.sharding.is_equivalent_to(struct.sharding, array.ndim)
     got = Runner(model, spread, slots=2)(tokens)
-    np.testing.assert_allclose(got, whole, atol=0.02 * whole.std())
+    np.testing.assert_allclose(got, expected, atol=0.02 * expected.std())
 
 
 def test_scales_are_cut_like_the_outputs_of_their_weights():

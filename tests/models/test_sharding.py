@@ -49,8 +49,8 @@ def test_what_the_devices_divide_is_cut_and_all_else_is_whole(devices, changes, 
             if name in of["attention"]
         ]
     structs["pages"] = jax.tree.leaves(model.page_struct(2, 128))
-    for part, each in structs.items():
-        shares = {np.prod(s.shape) / np.prod(s.sharding.shard_shape(s.shape)) for s in each}
+    for part, struct in structs.items():
+        shares = {np.prod(s.shape) / np.prod(s.sharding.shard_shape(s.shape)) for s in struct}
         assert shares == {devices if part in cut else 1}, part
     norm = wanted["model.norm.weight"]
     assert norm.sharding.is_fully_replicated

@@ -88,11 +88,12 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _speed_of_prompts(runs: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
-    return [statistics.median(run["tokens_per_second"] for run in each) for each in runs]
+    return [statistics.median(run["tokens_per_second"] for run in same) for same in runs]
 
 
 def _summary(worker: Worker, runs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    speeds, flat = _speed_of_prompts(runs), [run for each in runs for run in each]
+    speeds = _speed_of_prompts(runs)
+    flat = [run for same in runs for run in same]
     return {
         "engine": worker.engine,
         **worker.about,

@@ -102,12 +102,12 @@ def undisturbed_run(
     while True:
         before = _clocks(worker, idle)
         run = worker.generate(index)
-        wall, machine, own, idling = (
+        wall, machine, work, idling = (
             after - start for after, start in zip(_clocks(worker, idle), before, strict=True)
         )
         run |= {
             "idle_cpu": idling / wall,
-            "foreign_cpu": max(0.0, machine - own - idling) / wall,
+            "foreign_cpu": max(0.0, machine - work - idling) / wall,
             "discarded": discarded,
         }
         if run["foreign_cpu"] <= MOST_FOREIGN_CPU or discarded == tries - 1:

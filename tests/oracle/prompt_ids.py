@@ -24,9 +24,9 @@ def main() -> None:
     parser.add_argument("--prompts", default="demo,humaneval:3,gsm8k:3", help="see above")
     args = parser.parse_args()
     with LLM(args.model, load=False) as llm:
-        for each in load_prompts(args.prompts):
-            messages = each.messages or [{"role": "user", "content": each.prompt}]
-            line = {"name": f"{each.set}:{each.index}", "messages": messages}
+        for load_prompt in load_prompts(args.prompts):
+            messages = load_prompt.messages or [{"role": "user", "content": load_prompt.prompt}]
+            line = {"name": f"{load_prompt.set}:{load_prompt.index}", "messages": messages}
             print(json.dumps(line | {"ids": llm.encode(messages)}))
 
 

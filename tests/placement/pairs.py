@@ -110,12 +110,12 @@ def both(what: str, given: dict[str, Any]) -> Iterator[tuple[Answering, Answerin
                 {"draft_placement": f"remote:{worker.address}", "target_cores": "0"},
                 {"draft_placement": "process", "target_cores": "0", "draft_cores": "1"},
             )
-        usual, *own = settings
-        found = tuple(Answering(SETTINGS | usual | each) for each in own)
-        for each in found:
-            stack.callback(each.end)
-        for each in found:
-            each.read()
+        usual, *variants = settings
+        found = tuple(Answering(SETTINGS | usual | variant) for variant in variants)
+        for variant in found:
+            stack.callback(variant.end)
+        for variant in found:
+            variant.read()
         yield found[0], found[1]
 
 
@@ -148,9 +148,9 @@ def main() -> None:
             print(f"{found[0]['rate']:.1f} against {found[1]['rate']:.1f} tokens/s, "
                   f"{'the same' if same else 'OTHER'} text", flush=True)  # fmt: skip
     for name in ("rate", *BESIDE):
-        values = [[each[name] for each in of if each[name] is not None] for of in answers]
+        values = [[answer[name] for answer in of if answer[name] is not None] for of in answers]
         if all(values):
-            print(f"{name}: {' against '.join(f'{np.median(each):.3f}' for each in values)}")
+            print(f"{name}: {' against '.join(f'{np.median(column):.3f}' for column in values)}")
     print(f"{given.what}: tokens/s of the first over those of the other, {estimate_of(ratios)}")
 
 

@@ -187,8 +187,8 @@ def test_arrivals_and_cancels_in_the_middle_change_no_ones_text(many):
     expected = dict(enumerate(ids(outputs(many, asked, "ar"))))
     engine, _ = engine_of(many)
     waiting, found = list(asked), {}
-    for each in (waiting.pop(0), waiting.pop(0), waiting.pop(0)):
-        engine.add(each)
+    for request in (waiting.pop(0), waiting.pop(0), waiting.pop(0)):
+        engine.add(request)
     cancelled = None
     for step in range(10_000):
         if step % 5 == 4 and waiting:
@@ -211,10 +211,10 @@ def test_each_roles_arrays_are_on_its_own_devices(many):
     for _ in range(8):
         engine.step()
     first, second = jax.devices()[1], jax.devices()[4]
-    mine = [value for value in vars(draft._draft).values() if value is not None]
-    theirs = vars(engine._target).values()
-    assert devices_of(mine) == {second}
-    assert devices_of([list(theirs), draft._records.proposal()]) == {first}
+    arrays = [value for value in vars(draft._draft).values() if value is not None]
+    of_target = vars(engine._target).values()
+    assert devices_of(arrays) == {second}
+    assert devices_of([list(of_target), draft._records.proposal()]) == {first}
     assert devices_of(draft._draft._record) == {second}
 
 
@@ -270,8 +270,8 @@ def test_reads_of_arrays_are_noted_by_the_test_itself(reads):
 @pytest.mark.parametrize("backup", cases(["none", "draft"], "draft"))
 def test_a_round_blocks_on_the_outcome_alone(many, reads, backup):
     engine, _ = engine_of(many, backup=backup)
-    for each in requests(many, "coupled"):
-        engine.add(each)
+    for request in requests(many, "coupled"):
+        engine.add(request)
     rounds = 0
     while engine.has_work:
         reads.clear()

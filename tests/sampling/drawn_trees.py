@@ -73,8 +73,8 @@ def outcome_of(variant: str, example, rule: str, mesh: Mesh | None = None, paren
 
     logits, *others = example
     if mesh is not None:  # as programs of a target
-        whole = PartitionSpec()
-        specs = {"in_specs": whole, "out_specs": whole, "axis_names": {DATA_AXIS}}
+        replicated = PartitionSpec()
+        specs = {"in_specs": replicated, "out_specs": replicated, "axis_names": {DATA_AXIS}}
         judge = jax.shard_map(judge, mesh=mesh, check_vma=False, **specs)
         columns = NamedSharding(mesh, PartitionSpec(None, None, TENSOR_AXIS))
         logits = jax.device_put(logits, columns)

@@ -142,8 +142,8 @@ def programs(
 
 def batch(scenario: Scenario, seed: int) -> Sampling:
     """The settings of all rows; row r is request r."""
-    each = [{**settings, "seed": (seed, 0)} for settings in scenario.settings]
-    many = repeated(rows(*each), ROWS // len(each))
+    of_slots = [{**settings, "seed": (seed, 0)} for settings in scenario.settings]
+    many = repeated(rows(*of_slots), ROWS // len(of_slots))
     return many._replace(request=np.arange(len(many.request), dtype=np.uint32))
 
 
@@ -202,7 +202,7 @@ def emitted(done: Before) -> np.ndarray:
 def run(scenario: Scenario, seed: int, using: Programs | None = None) -> np.ndarray:
     """The first tokens of every request, [settings, copies, count]."""
     done = itertools.islice(rounds(scenario, seed, using), scenario.count)
-    blocks = np.concatenate([emitted(each) for each in done], axis=1)
+    blocks = np.concatenate([emitted(round_) for round_ in done], axis=1)
     # A stable sort moves the padding behind the tokens, which keep their order.
     order = np.argsort(blocks < 0, axis=1, kind="stable")
     text = np.take_along_axis(blocks, order, axis=1)[:, : scenario.count]

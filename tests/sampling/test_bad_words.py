@@ -201,7 +201,7 @@ EVERY = words((0,), (1,), (0, 2), (1, 2))
 def test_where_every_token_is_banned_none_is_drawn(variant, rule):
     logits = np.zeros((3, 3, VOCAB), np.float32)
     settings = {"bad_word_ids": EVERY}
-    each = [settings, settings | {"temperature": 0.0}, {}]
+    of_rows = [settings, settings | {"temperature": 0.0}, {}]
     said = history_of(np.zeros((3, 3), bool), np.zeros((3, 3), np.int32), [[2], [2], [2]])
     # Only 2 may be said, after a 0 nothing.
     proposal = Proposal(
@@ -217,14 +217,14 @@ def test_where_every_token_is_banned_none_is_drawn(variant, rule):
         )  # fmt: skip
 
     run = jax.jit(verify, compiler_options=QUICKLY)
-    outcome = run(logits, proposal, rows(*each), said)
+    outcome = run(logits, proposal, rows(*of_rows), said)
     assert outcome.bonus[:2].tolist() == [2, 2]  # in place of the 0
     behind_a_0 = history_of(np.zeros((3, 3), bool), np.zeros((3, 3), np.int32), [[0], [0], [0]])
-    outcome = run(logits, proposal, rows(*each), behind_a_0)
+    outcome = run(logits, proposal, rows(*of_rows), behind_a_0)
     assert outcome.accepted[:2].tolist() == [0, 0]
     assert outcome.bonus[:2].tolist() == [NO_TOKEN] * 2
     assert outcome.bonus[2] != NO_TOKEN
-    behind_a_2 = [one | {"bad_word_ids": words((0,), (1,), (2, 2))} for one in each[:2]]
+    behind_a_2 = [one | {"bad_word_ids": words((0,), (1,), (2, 2))} for one in of_rows[:2]]
     outcome = run(logits, proposal, rows(*behind_a_2, {}), behind_a_0)
     assert outcome.accepted[:2].tolist() == [1, 1]
     assert outcome.bonus[:2].tolist() == [NO_TOKEN] * 2

@@ -60,7 +60,7 @@ def by_definition() -> list[tuple[int, int]]:
     found = []
     for row, length in enumerate(proposal.length.tolist()):
         setting = SETTINGS[row % len(SETTINGS)]
-        p = np.stack([slow_probs(each, **setting) for each in logits[row]])
+        p = np.stack([slow_probs(logit, **setting) for logit in logits[row]])
         q = np.zeros((K, VOCAB))
         np.put_along_axis(q, proposal.support[row], proposal.q[row].astype(float), axis=-1)
         tokens, c, k = proposal.tokens[row], [1.0], 0
@@ -90,8 +90,8 @@ def outcomes(variant: str, rule: str = "block", mesh: Mesh | None = None) -> lis
 
     logits, *others = case()
     if mesh is not None:  # as programs of a target
-        whole = PartitionSpec()
-        specs = {"in_specs": whole, "out_specs": whole, "axis_names": {DATA_AXIS}}
+        replicated = PartitionSpec()
+        specs = {"in_specs": replicated, "out_specs": replicated, "axis_names": {DATA_AXIS}}
         judge = jax.shard_map(judge, mesh=mesh, check_vma=False, **specs)
         columns = NamedSharding(mesh, PartitionSpec(None, None, TENSOR_AXIS))
         logits = jax.device_put(logits, columns)

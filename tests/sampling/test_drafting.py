@@ -75,11 +75,11 @@ def test_q_is_the_truncated_law_renormalised(support):
         ids, q = np.asarray(batch.support[row]), np.asarray(batch.q[row])
         assert len(ids) == len(q) == min(support, VOCAB)
         np.testing.assert_array_equal(ids == -1, q == 0)
-        kept = ids >= 0
-        assert set(ids[kept]) == set(np.flatnonzero(expected))
-        np.testing.assert_allclose(q[kept], expected[ids[kept]], rtol=1e-5)
+        proposed = ids >= 0
+        assert set(ids[proposed]) == set(np.flatnonzero(expected))
+        np.testing.assert_allclose(q[proposed], expected[ids[proposed]], rtol=1e-5)
         np.testing.assert_allclose(q.sum(), 1, rtol=1e-6)
-        assert int(batch.token[row]) in ids[kept]
+        assert int(batch.token[row]) in ids[proposed]
 
 
 @pytest.mark.parametrize("rule", ["ratio", "coupled"])

@@ -52,7 +52,7 @@ def test_the_table_of_shifts_says_what_they_are():
     rows = re.findall(
         r"^\| (`test_.*?) \| ([\d,]+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", DOCS.read_text(), re.M
     )
-    found = {name: tuple(float(each.replace(",", "")) for each in rest) for name, *rest in rows}
+    found = {name: tuple(float(value.replace(",", "")) for value in rest) for name, *rest in rows}
     assert {name: values[:2] for name, values in found.items()} == TESTS
     for name, (n, cells) in TESTS.items():
         shifts = [least_shift(n, cells, p) for p in (0.5, 0.05)]

@@ -102,20 +102,20 @@ def test_no_bits_give_zero_or_one(bits):
 WIDE = 40_000
 
 
-def _weights(kept):
+def _weights(count):
     """A law over many ids that keeps every so-manieth one."""
-    law = np.random.default_rng(kept).gamma(0.1, size=(6, WIDE)).astype(np.float32)
-    return np.where(np.arange(WIDE) % (WIDE // kept) == 0, law + 1e-6, 0)
+    law = np.random.default_rng(count).gamma(0.1, size=(6, WIDE)).astype(np.float32)
+    return np.where(np.arange(WIDE) % (WIDE // count) == 0, law + 1e-6, 0)
 
 
-@pytest.mark.parametrize("kept", [1, 40, 2000, WIDE])
-def test_the_token_drawn_from_a_truncated_law_is_that_of_the_noise_of_all_ids(kept):
-    weights = jnp.asarray(_weights(kept))
+@pytest.mark.parametrize("count", [1, 40, 2000, WIDE])
+def test_the_token_drawn_from_a_truncated_law_is_that_of_the_noise_of_all_ids(count):
+    weights = jnp.asarray(_weights(count))
     rows = [_derive(request=row) for row in range(6)]
     key = tuple(jnp.concatenate(words) for words in zip(*rows, strict=True))
     expected = jnp.argmax(jnp.log(weights) + keys.gumbel(key, WIDE), axis=-1)
     np.testing.assert_array_equal(noise.gumbel_max(weights, key), expected)
-    assert np.unique(expected).size > (kept > 1)
+    assert np.unique(expected).size > (count > 1)
 
 
 def test_ties_between_equal_scores_go_to_the_lowest_id():

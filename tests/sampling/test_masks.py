@@ -114,8 +114,8 @@ def test_a_mask_behind_the_filters_is_caught():
         allowed = probs.only_allowed(
             jnp.zeros((p.shape[0] * p.shape[1], PADDED)), masks.reshape(-1, masks.shape[-1])
         )
-        kept = jnp.where(allowed.reshape(p.shape) == 0, p, 0)
-        return kept / jnp.maximum(kept.sum(axis=-1, keepdims=True), 1e-9)
+        filtered = jnp.where(allowed.reshape(p.shape) == 0, p, 0)
+        return filtered / jnp.maximum(filtered.sum(axis=-1, keepdims=True), 1e-9)
 
     with mock.patch.object(verification, "target_probs", late):
         rows_wrong = {row for row, _ in wrong_laws()}
@@ -172,8 +172,8 @@ def test_where_a_grammar_allows_nothing_no_token_is_drawn():
 def test_nodes_of_a_tree_have_masks_of_their_own():
     logits = np.zeros((1, 4, VOCAB), np.float32)
     tokens, parents = np.array([[5, 6, 7]], np.int32), np.array([[0, 0, 2]], np.int32)
-    each = [{5, 6}, {1}, {7}, {9}]
-    masks = np.array([[mask_of(tokens, VOCAB) for tokens in each]])
+    allowed = [{5, 6}, {1}, {7}, {9}]
+    masks = np.array([[mask_of(tokens, VOCAB) for tokens in allowed]])
     assert topology.paths(jnp.asarray(parents)).tolist() == [[0, 1, 2, 6]]
     run = jax.jit(
         lambda logits, proposal, said, parents, masks: verification.target_probs(
@@ -184,7 +184,7 @@ def test_nodes_of_a_tree_have_masks_of_their_own():
     )  # fmt: skip
     proposal = point_mass(tokens, np.full(1, 2, np.int32))
     law = run(logits, proposal, nothing_said(1, VOCAB), parents, masks)
-    assert [set(np.flatnonzero(row).tolist()) for row in np.asarray(law[0])] == each
+    assert [set(np.flatnonzero(row).tolist()) for row in np.asarray(law[0])] == allowed
 
 
 COUNT = 4000

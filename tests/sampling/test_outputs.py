@@ -114,11 +114,11 @@ def whole(part, rule, support):
     return found(part, rule, VOCAB if support == N else support, None, given=given)
 
 
-def differ(ours, theirs):
+def differ(found, expected):
     """Whether any of it is another; probabilities to rounding."""
     return any(
         (one != other).any() if one.dtype == np.int32 else not np.allclose(one, other, 1e-5, 0)
-        for one, other in zip(ours, theirs, strict=True)
+        for one, other in zip(found, expected, strict=True)
     )
 
 
@@ -135,13 +135,13 @@ def differ(ours, theirs):
     ],
 )
 def test_a_reduced_vocabulary_says_what_the_whole_one_would(part, rule, support):
-    ours = reduced(part, rule, support)
-    assert not differ(ours, whole(part, rule, support))
-    assert np.isin(ours[0], OUTPUTS).all()
-    assert len(np.unique(ours[0])) == N
+    found = reduced(part, rule, support)
+    assert not differ(found, whole(part, rule, support))
+    assert np.isin(found[0], OUTPUTS).all()
+    assert len(np.unique(found[0])) == N
     if part == "draw":
-        assert np.isin(ours[1], OUTPUTS).all()
-        np.testing.assert_array_equal(np.flatnonzero(ours[3].any(axis=0)), OUTPUTS)
+        assert np.isin(found[1], OUTPUTS).all()
+        np.testing.assert_array_equal(np.flatnonzero(found[3].any(axis=0)), OUTPUTS)
 
 
 FAULTS = {

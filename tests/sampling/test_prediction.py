@@ -107,8 +107,12 @@ def test_candidates_are_in_the_order_of_log_q_and_noise_and_others_follow_by_law
     found, law = foreseen(logits, sampling, start, rule), laws(logits)
     for place in range(K + 1):
         at = start + 1 + place
-        own = (start * 0, at, Purpose.TOKEN) if rule == "coupled" else (start, at, Purpose.BONUS)
-        noise = np.asarray(keys.gumbel(keys.derive(sampling.seed, sampling.request, *own), VOCAB))
+        key_parts = (
+            (start * 0, at, Purpose.TOKEN) if rule == "coupled" else (start, at, Purpose.BONUS)
+        )
+        noise = np.asarray(
+            keys.gumbel(keys.derive(sampling.seed, sampling.request, *key_parts), VOCAB)
+        )
         for row in range(ROWS):
             p, ids = law[row, place], found[row, place]
             with np.errstate(divide="ignore"):

@@ -52,9 +52,9 @@ def test_a_greedy_row_ranks_by_its_logits_and_the_gap_is_theirs():
 
 
 def test_a_smaller_support_keeps_the_order_of_what_it_has():
-    whole, part = ranked(HOT, count=VOCAB), ranked(HOT, support=8, count=8)
+    full, part = ranked(HOT, count=VOCAB), ranked(HOT, support=8, count=8)
     likeliest = np.argsort(-LOGITS, axis=1)[:, :8]
-    for order, few, ids in zip(whole.tokens.tolist(), part.tokens.tolist(), likeliest, strict=True):
+    for order, few, ids in zip(full.tokens.tolist(), part.tokens.tolist(), likeliest, strict=True):
         assert few == [token for token in order if token in set(ids.tolist())]
 
 

@@ -64,7 +64,9 @@ def test_trees_end_alike_where_devices_share_the_vocabulary(variant):
 @pytest.mark.parametrize("variant", cases(["any", "full"], "any"))
 def test_a_tree_that_is_a_chain_ends_as_the_chain(variant):
     *example, parents = case(5, chains=True)
-    tree, chain = (outcome_of(variant, example, "ratio", parents=each) for each in (parents, None))
+    tree, chain = (
+        outcome_of(variant, example, "ratio", parents=shape) for shape in (parents, None)
+    )
     for one, other in zip(tree, chain, strict=True):
         assert one.tolist() == other.tolist()
     assert tree.accepted.max() == 5

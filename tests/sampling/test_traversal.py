@@ -87,7 +87,7 @@ def test_trees_end_alike_where_devices_share_the_vocabulary(variant):
 @pytest.mark.parametrize("variant", cases(["any", "full"], "full"))
 def test_a_tree_that_is_a_chain_ends_as_under_block_verification(variant):
     *example, parents = case(5, chains=True)
-    tree, chain = (outcome_of(variant, example, RULE, parents=each) for each in (parents, None))
+    tree, chain = (outcome_of(variant, example, RULE, parents=shape) for shape in (parents, None))
     for one, other in zip(tree, chain, strict=True):
         assert one.tolist() == other.tolist()
     assert tree.accepted.max() == 5

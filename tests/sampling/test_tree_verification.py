@@ -99,8 +99,8 @@ def test_a_tree_accepts_all_that_the_target_would_say(parts):
         zip(outcome.path.tolist(), outcome.accepted.tolist(), strict=True)
     ):
         # Behind a row of the right path at depth d the target says text[d]; elsewhere anything.
-        own = [text[row][min(len(path_of(parents[row], r)), DEPTH)] for r in range(NODES + 1)]
-        nodes = walk(parents[row], tokens[row], int(lengths[row]), np.array(own))
+        children = [text[row][min(len(path_of(parents[row], r)), DEPTH)] for r in range(NODES + 1)]
+        nodes = walk(parents[row], tokens[row], int(lengths[row]), np.array(children))
         assert accepted == len(nodes)
         assert path == sum(1 << node for node in nodes)
 
@@ -144,8 +144,8 @@ def test_nothing_is_accepted_behind_a_row_without_numbers(parts, monkeypatch):
     tokens = np.zeros((ROWS, NODES), np.int32)
     tokens[:, :3] = chain
     lengths = np.full(ROWS, 3, np.int32)
-    whole = tree_outcome(SETTINGS[0], parents, tokens, lengths, parts=parts)
-    assert set(whole.path.tolist()) == {0b101}
+    full = tree_outcome(SETTINGS[0], parents, tokens, lengths, parts=parts)
+    assert set(full.path.tolist()) == {0b101}
     damaged = LOGITS.copy()
     monkeypatch.setitem(globals(), "LOGITS", damaged)
     damaged[text[0, 0]] = np.nan

@@ -81,8 +81,8 @@ def batch(settings: list[dict]):
         rng.poisson(0.3, (count, VOCAB)).astype(np.int32),
         [[9]] * count,
     )
-    each = [{**own, "request": row, "seed": (11, 0)} for row, own in enumerate(settings)]
-    return logits, proposal, rows(*each), start, said
+    of_rows = [{**setting, "request": row, "seed": (11, 0)} for row, setting in enumerate(settings)]
+    return logits, proposal, rows(*of_rows), start, said
 
 
 def verified(batch, parts: Parts, rule: str) -> list[tuple[int, int]]:
@@ -191,8 +191,8 @@ def test_filters_in_a_fixed_number_of_steps_keep_the_same_tokens():
     found, expected = laws(True), laws(None)
     np.testing.assert_array_equal(found > 0, expected > 0)
     np.testing.assert_allclose(found, expected, rtol=2e-6)
-    kept = (expected > 0).sum(axis=1)
-    assert set(kept.tolist()) >= {1, 5, VOCAB}  # ties are kept together
+    counts = (expected > 0).sum(axis=1)
+    assert set(counts.tolist()) >= {1, 5, VOCAB}  # ties are kept together
 
 
 @pytest.mark.parametrize("truncated", [True, None])
@@ -309,8 +309,8 @@ FILTERS = [
 
 def rejected(variant: str) -> int:
     """Of proposals of the least likely token that filters keep, by a q below p: all are due."""
-    rng, each = np.random.default_rng(5), 96
-    settings = [{**own, "temperature": 0.7} for own in FILTERS for _ in range(each)]
+    rng, times = np.random.default_rng(5), 96
+    settings = [{**filter_, "temperature": 0.7} for filter_ in FILTERS for _ in range(times)]
     count = len(settings)
     logits = rng.normal(0, 2, (count, 2, 400)).astype(np.float32)
     sampling, start = rows(*settings), np.full(count, 6, np.int32)
@@ -352,8 +352,8 @@ def test_the_law_that_is_reported_is_the_one_that_is_drawn_from(monkeypatch, var
     law = verification.target_probs(
         logits, none, sampling, start, said, tokens=4, parts=VARIANTS[variant]
     )
-    kept = {"sampled": [1, 1, 1, 1], "truncated": [0, 1, 1, 1], "any": [0, 1, 0, 1]}[variant]
-    assert (np.asarray(law)[:, 0] > 0).tolist() == [[*map(bool, kept)], [False] * 3 + [True]]
+    sizes = {"sampled": [1, 1, 1, 1], "truncated": [0, 1, 1, 1], "any": [0, 1, 0, 1]}[variant]
+    assert (np.asarray(law)[:, 0] > 0).tolist() == [[*map(bool, sizes)], [False] * 3 + [True]]
 
 
 def program_text(parts: Parts, rule: str) -> str:

@@ -75,11 +75,13 @@ def test_few_blocks_taken_for_more_than_are_looked_at_are_caught():
 WIDER = 70_000
 
 
-def spread(kept, rng, vocab=WIDER):
+def spread(count, rng, vocab=WIDER):
     """Logits [V] whose `kept` likeliest ids are in a block each, some at its end."""
     logits = rng.normal(-8, 1, vocab).astype(np.float32)
-    block = rng.choice(vocab // BLOCK, kept, replace=False)
-    logits[block * BLOCK + rng.choice([0, 64, BLOCK - 1], kept)] = np.sort(rng.normal(3, 0.5, kept))
+    block = rng.choice(vocab // BLOCK, count, replace=False)
+    logits[block * BLOCK + rng.choice([0, 64, BLOCK - 1], count)] = np.sort(
+        rng.normal(3, 0.5, count)
+    )
     return logits
 
 
@@ -89,16 +91,16 @@ def laws():
     return jax.jit(distribution.sampled_probs, compiler_options=QUICKLY)
 
 
-@pytest.mark.parametrize("kept", [63, 64, 65, 255, 256, 257])
-def test_thresholds_at_the_last_block_that_is_looked_at(laws, kept):
-    rng = np.random.default_rng(kept)
-    logits = np.stack([spread(kept, rng) for _ in range(3)])
+@pytest.mark.parametrize("count", [63, 64, 65, 255, 256, 257])
+def test_thresholds_at_the_last_block_that_is_looked_at(laws, count):
+    rng = np.random.default_rng(count)
+    logits = np.stack([spread(count, rng) for _ in range(3)])
     ordered = np.sort(slow_probs(logits[1]))[::-1]
-    mass = float(ordered[: kept - 1].sum() + ordered[kept - 1] / 2)  # reached by the last of them
-    settings = [{"top_k": kept}, {"top_p": mass}, {"top_k": kept + 1, "min_p": 0.01}]
+    mass = float(ordered[: count - 1].sum() + ordered[count - 1] / 2)  # reached by the last of them
+    settings = [{"top_k": count}, {"top_p": mass}, {"top_k": count + 1, "min_p": 0.01}]
     got = np.asarray(laws(logits, rows(*settings)))
-    for row, (own, setting) in enumerate(zip(logits, settings, strict=True)):
-        expected = slow_probs(own, **setting)
+    for row, (row_logits, setting) in enumerate(zip(logits, settings, strict=True)):
+        expected = slow_probs(row_logits, **setting)
         np.testing.assert_array_equal(got[row] > 0, expected > 0, err_msg=str(setting))
         np.testing.assert_allclose(got[row], expected, rtol=2e-5, atol=1e-7)
 
@@ -111,8 +113,8 @@ def on_the_edge():
         maxima = p[: WIDER // BLOCK * BLOCK].reshape(-1, BLOCK).max(axis=1)
         block = jax.lax.top_k(maxima, 65)[1][:64]
         head = (block[:, None] * BLOCK + jnp.arange(BLOCK)).reshape(1, -1)
-        kept = jnp.where(p >= low, p, 0.0)
-        return row_sum(kept[head])[0, 0], row_sum(kept[None])[0, 0]
+        filtered = jnp.where(p >= low, p, 0.0)
+        return row_sum(filtered[head])[0, 0], row_sum(filtered[None])[0, 0]
 
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -145,9 +147,9 @@ ROUNDS = 24
 def rounds(vocab):
     """Logits [B, 2, V], proposals of one token, drafted and point masses, and their settings."""
     rng = np.random.default_rng(vocab)
-    kept = rng.choice(BLOCKS, (ROUNDS, 2)).tolist()
-    kept = [[min(count, vocab // BLOCK) for count in pair] for pair in kept]
-    logits = np.stack([[spread(count, rng, vocab) for count in pair] for pair in kept])
+    chosen = rng.choice(BLOCKS, (ROUNDS, 2)).tolist()
+    chosen = [[min(count, vocab // BLOCK) for count in pair] for pair in chosen]
+    logits = np.stack([[spread(count, rng, vocab) for count in pair] for pair in chosen])
     support, q = np.full((ROUNDS, 1, 64), -1), np.zeros((ROUNDS, 1, 64))
     tokens = np.zeros((ROUNDS, 1), int)
     for row in range(ROUNDS):
@@ -179,7 +181,7 @@ def slow_outcomes(logits, proposal, settings):
                 jnp.zeros((1, 2), jnp.uint32), jnp.zeros(1, jnp.uint32), *at, purpose
             )
 
-        first, after = (slow_probs(each, **setting) for each in logits[row])
+        first, after = (slow_probs(logit, **setting) for logit in logits[row])
         support, token = proposal.support[row, 0], proposal.tokens[row, 0]
         q = np.zeros(vocab)
         q[support[support >= 0]] = proposal.q[row, 0][support >= 0]

@@ -19,12 +19,12 @@ def path_of(parents: np.ndarray, row: int) -> list[int]:
     return nodes
 
 
-def walk(parents: np.ndarray, tokens: np.ndarray, length: int, own: np.ndarray) -> list[int]:
+def walk(parents: np.ndarray, tokens: np.ndarray, length: int, wanted: np.ndarray) -> list[int]:
     """The nodes that a target accepts, which has the token own[row] behind each row."""
     row, path = 0, []
     while True:
         children = [
-            node for node in range(length) if parents[node] == row and tokens[node] == own[row]
+            node for node in range(length) if parents[node] == row and tokens[node] == wanted[row]
         ]
         if not children:
             return path

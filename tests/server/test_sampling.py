@@ -68,8 +68,8 @@ def server(tmp_path_factory):
 
 
 def python_params(fields, **more):
-    kept = {name: value for name, value in fields.items() if name not in ("logprobs", "n")}
-    return SamplingParams(**{"temperature": 1.0, "max_tokens": 24, **kept, **more})
+    shared = {name: value for name, value in fields.items() if name not in ("logprobs", "n")}
+    return SamplingParams(**{"temperature": 1.0, "max_tokens": 24, **shared, **more})
 
 
 def seen(choice):
@@ -191,27 +191,27 @@ def test_proposals_that_cannot_be_are_refused(server, fields, message):
 def test_a_stream_joins_to_the_answer_in_one_piece(server, speculation):
     for name, fields in {**CASES, "split characters": SPLIT}.items():
         request = body(PROMPTS[:2], fields, logprobs=2, speculation=speculation)
-        whole = post(server.port, "/v1/completions", request)[1]["choices"]
+        choices = post(server.port, "/v1/completions", request)[1]["choices"]
         options = {"stream_options": {"include_usage": True}}
         *events, last = stream(server.port, "/v1/completions", {**request, **options})
-        for choice in whole:
+        for choice in choices:
             choice.setdefault("stop_reason", None)
-        assert joined(events) == whole, name
-        ids = sum(len(choice["token_ids"]) for choice in whole)
+        assert joined(events) == choices, name
+        ids = sum(len(choice["token_ids"]) for choice in choices)
         assert last["usage"]["completion_tokens"] == ids, name
 
 
 def test_stops_are_found_within_blocks_of_accepted_tokens(server):
     stops = {**CASES["stop strings"], "stop": ["cd"]}
     fields = {**stops, "speculation": "ssd", "n": 4}
-    whole = post(server.port, "/v1/completions", body("a", fields, logprobs=0))[1]["choices"]
-    stopped = [choice for choice in whole if choice["finish_reason"] == "stop"]
+    choices = post(server.port, "/v1/completions", body("a", fields, logprobs=0))[1]["choices"]
+    stopped = [choice for choice in choices if choice["finish_reason"] == "stop"]
     assert stopped
     ids = [server.llm.tokenizer.encode("a")]
     asked = python_params(stops, n=4)
     expected = server.llm.generate(ids, asked, mode="ssd")[0].outputs
     inside = 0
-    for choice, output in zip(whole, expected, strict=True):
+    for choice, output in zip(choices, expected, strict=True):
         assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
         spelled = server.llm.tokenizer.decode(choice["token_ids"])
         assert spelled == choice["text"]
@@ -260,9 +260,9 @@ def test_chats_are_those_of_python_streamed_or_not(server):
         content = choice["logprobs"]["content"]
         assert content == seen_entries
         assert [entry["logprob"] for entry in content] == [entry.logprob for entry in text.logprobs]
-        whole = bytes(byte for entry in content for byte in entry["bytes"])
+        spelled = bytes(byte for entry in content for byte in entry["bytes"])
         special = server.llm.tokenizer.decode(text.token_ids)
-        assert whole.decode(errors="replace") == special
+        assert spelled.decode(errors="replace") == special
         assert [len(entry["top_logprobs"]) for entry in content] == [2] * len(content)
 
 

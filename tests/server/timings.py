@@ -131,19 +131,19 @@ def time_http(options):
                 {"model": "m", "prompt": ids, "max_tokens": options.tokens, "ignore_eos": True}
                 for ids in prompts
             ]
-            own, through_http = [], []
+            direct, through_http = [], []
             for pair in range(options.repeats + 1):
                 for is_own in (pair % 2 == 0, pair % 2 != 0):
                     start = time.perf_counter()
                     if is_own:
                         llm.generate(prompts, params)
-                        own.append(time.perf_counter() - start)
+                        direct.append(time.perf_counter() - start)
                     else:
                         through_http.append(sender.send(bodies)[0])
-            rate = count * options.tokens / statistics.median(own[1:])
-            quotients = quotient(own[1:], through_http[1:])
+            rate = count * options.tokens / statistics.median(direct[1:])
+            quotients = quotient(direct[1:], through_http[1:])
             print(f"batch {count}: {rate:.1f} tokens/s; through HTTP {quotients}")
-        own, through_http = [], []
+        direct, through_http = [], []
         params = SamplingParams(max_tokens=4)
         body = {"model": "m", "prompt": prompts[0], "max_tokens": 4, "stream": True}
         for _ in range(4 * options.repeats):
@@ -151,10 +151,12 @@ def time_http(options):
             # Run to its end: a round of a text that is left would still compute beside the other.
             for place, _ in enumerate(llm.stream(prompts[0], params)):
                 if place == 0:
-                    own.append(time.perf_counter() - start)
+                    direct.append(time.perf_counter() - start)
             through_http.append(sender.send([body])[1][0])
-        later = [1e3 * (one - other) for one, other in zip(through_http[1:], own[1:], strict=True)]
-        print(f"first token {1e3 * statistics.median(own):.1f} ms; through HTTP "
+        later = [
+            1e3 * (one - other) for one, other in zip(through_http[1:], direct[1:], strict=True)
+        ]
+        print(f"first token {1e3 * statistics.median(direct):.1f} ms; through HTTP "
               f"{statistics.median(later):+.2f} ms, median of {len(later)} pairs")  # fmt: skip
 
 

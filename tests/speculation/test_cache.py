@@ -99,11 +99,11 @@ def test_a_look_up_agrees_with_a_search_of_every_branch():
         outcomes = [(int(rng.integers(-1, 4)), int(rng.integers(0, 4))) for _ in range(3)]
         found = look_up(cache_of(counts, bonus), *outcomes)
         for row, (k, token) in enumerate(outcomes):
-            places = [(each, rank) for each, n in enumerate(counts[row]) for rank in range(n)]
+            places = [(k, rank) for k, n in enumerate(counts[row]) for rank in range(n)]
             real = [
                 (place, rank, int(bonus[row, place]))
-                for place, (each, rank) in enumerate(places)
-                if each == k and bonus[row, place] >= 0
+                for place, (accepted, rank) in enumerate(places)
+                if accepted == k and bonus[row, place] >= 0
             ]
             hit = next(((place, rank) for place, rank, t in real if t == token), (-1, -1))
             assert (found.branch[row], found.rank[row]) == hit

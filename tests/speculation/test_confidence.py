@@ -44,7 +44,7 @@ def test_after_a_token_that_is_always_rejected_nothing_is_prepared_but_the_tail(
 def test_counts_are_the_best_scores():
     """Against the formula, with shares 1/2, 1/6, 1/12 ... of the ranks."""
     policy, confidence, budget = ConfidenceFanOut(), (5, 2, 6), 9
-    a = [policy.acceptance(each) for each in confidence]
+    a = [policy.acceptance(level) for level in confidence]
     chances = [1 - a[0], a[0] * (1 - a[1]), a[0] * a[1] * (1 - a[2]), a[0] * a[1] * a[2]]
     scores = sorted(
         ((chances[k] / ((rank + 1) * (rank + 2)), k) for k in range(4) for rank in range(budget)),
@@ -57,14 +57,14 @@ def test_counts_are_the_best_scores():
 
 def test_only_judged_tokens_teach_the_acceptance_of_their_class():
     policy = ConfidenceFanOut()
-    before = [policy.acceptance(each) for each in range(MOST + 1)]
+    before = [policy.acceptance(level) for level in range(MOST + 1)]
     for _ in range(2000):
         policy.observe(VerificationStats(1, 4, "hit", confidence=(6, 3, 1, 1)))
-    after = [policy.acceptance(each) for each in range(MOST + 1)]
+    after = [policy.acceptance(level) for level in range(MOST + 1)]
     assert after[6] == 0.99
     assert after[3] == pytest.approx(0.01, abs=0.005)
-    untouched = [each for each in range(MOST + 1) if each not in (6, 3)]
-    assert [after[each] for each in untouched] == [before[each] for each in untouched]
+    untouched = [level for level in range(MOST + 1) if level not in (6, 3)]
+    assert [after[level] for level in untouched] == [before[level] for level in untouched]
 
 
 def test_a_handful_of_rounds_outweighs_a_guess():
@@ -103,9 +103,9 @@ def test_shares_of_ranks_never_rise():
 def test_with_an_unknown_confidence_counts_are_those_of_the_measured_policy(confidence):
     policy, measured, rng = ConfidenceFanOut(), MeasuredFanOut(), np.random.default_rng(1)
     for _ in range(100):
-        kept = int(rng.integers(0, 4))
+        accepted = int(rng.integers(0, 4))
         verified = VerificationStats(
-            kept, 3, "miss", prepared=3, rank=kept, confidence=(1, UNKNOWN, 1)
+            accepted, 3, "miss", prepared=3, rank=accepted, confidence=(1, UNKNOWN, 1)
         )
         policy.observe(verified)
         measured.observe(verified)
@@ -114,8 +114,8 @@ def test_with_an_unknown_confidence_counts_are_those_of_the_measured_policy(conf
 
 def test_records_of_unknown_confidence_teach_nothing():
     policy = ConfidenceFanOut()
-    before = [policy.acceptance(each) for each in range(MOST + 1)]
+    before = [policy.acceptance(level) for level in range(MOST + 1)]
     for _ in range(100):
         policy.observe(VerificationStats(0, 2, "miss", 3, 1, (UNKNOWN, UNKNOWN)))
         policy.observe(VerificationStats(1, 2, "miss", 3, 1, ()))
-    assert [policy.acceptance(each) for each in range(MOST + 1)] == before
+    assert [policy.acceptance(level) for level in range(MOST + 1)] == before

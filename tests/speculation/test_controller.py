@@ -184,8 +184,8 @@ def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
     """Absent ones say nothing about where the bonus token would have been."""
     policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
     parts = ssd(spell(LONG), fan_out=policy, budget=4)
-    told = parts.draft.branch_tokens
-    parts.draft.branch_tokens = lambda *args: told(*args) and "late"
+    branch_tokens = parts.draft.branch_tokens
+    parts.draft.branch_tokens = lambda *args: branch_tokens(*args) and "late"
     parts.engine.add(request([72], max_tokens=12))
     drain(parts.engine)
     assert len(policy.observed) > 5
@@ -231,8 +231,8 @@ def test_a_fan_out_is_told_the_drafts_confidence_in_the_tokens_under_verificatio
         drafts += drafted.sources[0] != "hit" and length > 0
     assert policy.observed == [(0, ()), *expected][: len(policy.observed)]
     planned = (3, ())  # D of Saguaro sampling is planned before there are tokens
-    assert {each for each in policy.given if each[0] == 3} <= {*expected, planned}
-    assert sum(each in expected and each != planned for each in policy.given) > 5
+    assert {entry for entry in policy.given if entry[0] == 3} <= {*expected, planned}
+    assert sum(entry in expected and entry != planned for entry in policy.given) > 5
     assert drafts > 0
     assert parts.draft.calls.count("confidence") == (drafts if backup == "draft" else 0)
 
@@ -383,14 +383,14 @@ def test_look_ups_by_k_and_by_rank_add_up(settings):
     assert metrics["wasted_draft_tokens"] > 0
 
 
-def controller_of(told):
-    """One slot, whose prompt is known and whose branches are `told` (or why there are none)."""
+def controller_of(answer):
+    """One slot, whose prompt is known and whose branches are `answer` (or why there are none)."""
     parts = ssd(spell(LONG), k=2, slots=1, budget=4)
     controller, draft = parts.controller, parts.draft
     controller.open(SlotOpening(0, request().params))
     controller.prefill(0, [65, 66, 67], 0, last=True)
     controller.speculate()
-    draft.branch_tokens = lambda forwards, until=None: told
+    draft.branch_tokens = lambda forwards, until=None: answer
     draft.promote = lambda promotion: None
     return controller
 

@@ -56,11 +56,11 @@ def test_an_error_of_the_draft_is_raised_by_the_step_and_later_requests_run_as_e
     for number in failed:
         parts.engine.cancel(number)
     later = [request(range(65, 65 + size), max_tokens=30) for size in sizes]
-    numbers = [parts.engine.add(each) for each in later]
+    numbers = [parts.engine.add(request) for request in later]
     done = outputs(drain(parts.engine))
-    for number, each in zip(numbers, later, strict=True):
+    for number, single in zip(numbers, later, strict=True):
         alone = ssd(spell(LONG), **settings)
-        alone.engine.add(each)
+        alone.engine.add(single)
         (output,) = outputs(drain(alone.engine)).values()
         assert output.text == LONG[:30]
         for name in ("acceptance_histogram", "hit_rate", "miss_causes"):

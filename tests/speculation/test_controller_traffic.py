@@ -86,11 +86,11 @@ def test_a_row_that_misses_leaves_the_hits_of_others_alone(backup):
     settings = {"backup": backup, "rank": misses("B", "D")}
     asked = [request([65 + row], index=row, max_tokens=30 + row) for row in range(4)]
     parts = ssd(spell(LONG), slots=4, **settings)
-    together = {parts.engine.add(each): each for each in asked}
+    together = {parts.engine.add(request): request for request in asked}
     done = outputs(drain(parts.engine))
-    for number, each in together.items():
+    for number, single in together.items():
         alone = ssd(spell(LONG), slots=4, **settings)
-        alone.engine.add(each)
+        alone.engine.add(single)
         (output,) = outputs(drain(alone.engine)).values()
         assert figures(done[number]) == figures(output)
     assert [done[number].metrics["hit_rate"] for number in together] == [1, 0, 1, 0]
@@ -106,9 +106,9 @@ def test_a_row_that_misses_leaves_the_hits_of_others_alone(backup):
 def test_a_cancelled_request_leaves_nothing_to_the_next_one_in_its_slot(steps, size):
     """Cancelled as it waits, in its prompt, before its first proposal, and later."""
     settings = {"backup": "draft", "rank": misses("B"), "k": 4}
-    kept, dropped, late = (request([65] * 3, max_tokens=40), request([66] * size), request([67]))
+    running, dropped, late = (request([65] * 3, max_tokens=40), request([66] * size), request([67]))
     parts = ssd(spell(LONG), **settings)
-    first, second = parts.engine.add(kept), parts.engine.add(dropped)
+    first, second = parts.engine.add(running), parts.engine.add(dropped)
     events = [event for _ in range(steps) for event in parts.engine.step()]
     parts.engine.cancel(second)
     third = parts.engine.add(late)
@@ -117,9 +117,9 @@ def test_a_cancelled_request_leaves_nothing_to_the_next_one_in_its_slot(steps, s
     assert LONG.startswith(done[second].text)
     assert len(parts.target.opened) == (2 if steps == 0 else 3)
     assert parts.target.opened[-1].slot == 1
-    for number, each in ((first, kept), (third, late)):
+    for number, single in ((first, running), (third, late)):
         alone = ssd(spell(LONG), **settings)
-        alone.engine.add(each)
+        alone.engine.add(single)
         (output,) = outputs(drain(alone.engine)).values()
         assert figures(done[number]) == figures(output)
         assert done[number].metrics["hit_rate"] == 1

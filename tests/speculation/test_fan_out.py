@@ -100,8 +100,8 @@ def test_geometric_starts_from_a_guess_and_learns_the_acceptance_rate():
     assert policy.acceptance("hit") == pytest.approx(0.8)
     for _ in range(3000):
         length = int(rng.integers(0, 6))
-        kept = rng.random(length) < 0.4
-        policy.observe(VerificationStats(int(np.argmin([*kept, False])), length, "hit"))
+        accepted = rng.random(length) < 0.4
+        policy.observe(VerificationStats(int(np.argmin([*accepted, False])), length, "hit"))
     assert policy.acceptance("hit") == pytest.approx(0.4, abs=0.03)
 
 

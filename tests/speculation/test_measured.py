@@ -16,8 +16,8 @@ FINE = 100_000
 
 
 def verified(rng: np.random.Generator, rates: list[float]) -> VerificationStats:
-    kept = rng.random(len(rates)) < rates
-    return VerificationStats(int(np.argmin([*kept, False])), len(rates), "hit")
+    accepted = rng.random(len(rates)) < rates
+    return VerificationStats(int(np.argmin([*accepted, False])), len(rates), "hit")
 
 
 def test_the_measured_policy_begins_as_the_geometric_one():

@@ -75,11 +75,11 @@ def test_the_buffers_unused_part_is_no_text():
 def test_a_text_larger_than_the_first_buffer_keeps_its_beginning():
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 10**6, 3000).tolist()
-    whole = index_of(tokens)
+    unlimited = index_of(tokens)
     by_one = NgramIndex()
     for token in tokens:
         by_one.extend([token])
-    for index in (whole, by_one):
+    for index in (unlimited, by_one):
         index.extend(tokens[:40])
         assert index.propose(8) == tokens[40:48]
 

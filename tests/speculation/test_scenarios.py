@@ -217,8 +217,8 @@ def plain(asked):
         least = len(texts[min(params.min_tokens, len(tokens))])
         for cut in [texts[-1].find(word, least) for word in params.stop]:
             if cut >= 0:
-                kept = max(sum(len(text) < cut for text in texts), params.min_tokens)
-                return tokens[:kept], texts[-1][:cut], "stop"
+                length = max(sum(len(text) < cut for text in texts), params.min_tokens)
+                return tokens[:length], texts[-1][:cut], "stop"
     return tokens, texts[-1], "length"
 
 
@@ -227,9 +227,9 @@ def run(case, engine, roles):
     left, events, asked, silent, due = [*case.requests], [], {}, set(), 0
     for step in range(2000):
         while left and (step >= due + left[0][0] or not engine.has_work):
-            _, each = left.pop(0)
-            each = dataclasses.replace(each, k=each.k and min(each.k, engine.k))
-            asked[engine.add(each)], due = each, step
+            _, arrival = left.pop(0)
+            arrival = dataclasses.replace(arrival, k=arrival.k and min(arrival.k, engine.k))
+            asked[engine.add(arrival)], due = arrival, step
         if not engine.has_work:
             return events, asked, silent
         number, silently = case.cancels.get(step, (-1, False))
@@ -274,9 +274,9 @@ def assert_plain(case, asked, events):
 
 def assert_left_as_it_was(case, engine, stock):
     assert engine._seats.offer() is None  # frees the slots
-    each = CONTEXT // SIZE + case.spare
+    pages = CONTEXT // SIZE + case.spare
     for index, group in enumerate(stock._groups):
-        assert sorted([*group.free, *group.cached]) == [*range(index * each, (index + 1) * each)]
+        assert sorted([*group.free, *group.cached]) == [*range(index * pages, (index + 1) * pages)]
         assert not any(group.users.values())
         assert {*group.names} == {*group.cached}
         assert {page: name for name, page in group.by_name.items()} == group.names
@@ -289,12 +289,12 @@ def check(case):
     if case.planned is not None and case.mode != "ar":
         engine._planner = Whimsical(case.planned)
     events, asked, silent = run(case, engine, roles)
-    for number, each in asked.items():
-        mine = [event for event in events if event.request_id == number]
+    for number, request in asked.items():
+        of_request = [event for event in events if event.request_id == number]
         if number in silent:
-            assert not any(event.output for event in mine)
+            assert not any(event.output for event in of_request)
         else:
-            assert_plain(case, each, mine)
+            assert_plain(case, request, of_request)
     assert_left_as_it_was(case, engine, stock)
 
 

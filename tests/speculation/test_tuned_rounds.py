@@ -92,9 +92,9 @@ def test_rounds_propose_no_more_than_the_plan_says_and_the_tuner_hears_of_each()
     for length, plan in zip(lengths, [tuner.plans[0], *tuner.plans], strict=False):
         assert length <= plan.k
     assert len(set(lengths)) > 1
-    assert [each.length for each in tuner.seen] == [0, *lengths[: len(tuner.seen) - 1]]
-    assert all(each.rank == 0 for each in tuner.seen)
-    assert all(each.accepted == each.length for each in tuner.seen)
+    assert [outcome.length for outcome in tuner.seen] == [0, *lengths[: len(tuner.seen) - 1]]
+    assert all(outcome.rank == 0 for outcome in tuner.seen)
+    assert all(outcome.accepted == outcome.length for outcome in tuner.seen)
 
 
 @pytest.mark.parametrize("asks_first", [False, True])
@@ -120,9 +120,9 @@ def test_the_next_forward_waits_for_no_learning(monkeypatch, asks_first):
 def test_a_fixed_plan_changes_nothing():
     parts = ssd(spell(LONG), k=3, budget=8)
     same = ssd(spell(LONG), k=3, budget=8, tuner=FixedTuner(SpeculationPlan(k=3, budget=8)))
-    for each in (parts, same):
-        each.engine.add(request(max_tokens=60))
-        drain(each.engine)
+    for engine in (parts, same):
+        engine.engine.add(request(max_tokens=60))
+        drain(engine.engine)
     assert parts.controller.lengths() == same.controller.lengths()
     assert parts.draft.expansions == same.draft.expansions
 
@@ -212,8 +212,8 @@ def test_rows_that_teach_are_told_from_those_beside_them_that_do_not():
     """One request each, in turn in the same slots."""
     for temperatures in ((0.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0)):
         tuner, alone = Restless((3,), (8,)), Restless((3,), (8,))
-        for told, asked in ((tuner, temperatures), (alone, (0.0,))):
-            engine = ssd(spell(LONG), tuner=told).engine
+        for listener, asked in ((tuner, temperatures), (alone, (0.0,))):
+            engine = ssd(spell(LONG), tuner=listener).engine
             for temperature in asked:
                 engine.add(request(max_tokens=20, temperature=temperature))
             drain(engine)
@@ -232,14 +232,14 @@ class Asked(Pace):
         return max(len(row) - 1 for row in tokens)
 
 
-@pytest.mark.parametrize(("told", "underway"), [(True, 2.0), (False, 0.0)])
-def test_the_pace_hears_how_long_the_running_forward_has_taken(told, underway):
+@pytest.mark.parametrize(("known", "underway"), [(True, 2.0), (False, 0.0)])
+def test_the_pace_hears_how_long_the_running_forward_has_taken(known, underway):
     now = 100.0
 
     def activity():
         nonlocal now
         now += 10.0
-        return Activity((Busy("expand", now - 7, now - 2),) if told else ())
+        return Activity((Busy("expand", now - 7, now - 2),) if known else ())
 
     pace = Asked()
     parts = ssd(spell(LONG), draft=GrowingBranches, pace=pace, activity=activity, clock=lambda: now)
@@ -263,12 +263,12 @@ def test_the_drafts_work_is_reported_while_the_target_is_at_work(remote):
 
 
 def test_an_interrupted_rounds_work_is_not_the_next_requests():
-    told = [Activity((Busy("grow", 0.0, 1.0, [0]),), 5)]
-    parts = ssd(spell(LONG), activity=lambda: told.pop() if told else Activity())
+    activities = [Activity((Busy("grow", 0.0, 1.0, [0]),), 5)]
+    parts = ssd(spell(LONG), activity=lambda: activities.pop() if activities else Activity())
     parts.controller._waiting.gather()
     parts.engine.add(request(max_tokens=4))
     drain(parts.engine)
-    assert not told
+    assert not activities
     assert all(not drafted.activity.spans for _, drafted in parts.controller.rounds)
 
 

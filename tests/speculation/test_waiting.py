@@ -30,8 +30,8 @@ def test_forwards_are_known_by_their_branches_where_the_budget_stayed():
 
 
 def test_work_is_reported_once_however_often_it_is_asked_for():
-    told = [Activity((Busy("grow", 2.0, 3.0),), 7), Activity((Busy("expand", 1.0, 2.0),), 5)]
-    work = work_of(lambda: told.pop() if told else Activity())
+    activities = [Activity((Busy("grow", 2.0, 3.0),), 7), Activity((Busy("expand", 1.0, 2.0),), 5)]
+    work = work_of(lambda: activities.pop() if activities else Activity())
     work.gather()
     assert work.report(0, 0.0) == Activity((Busy("expand", 1, 2), Busy("grow", 2, 3)), 12)
     assert work.report(0, 0.0) == Activity()

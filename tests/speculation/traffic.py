@@ -36,7 +36,7 @@ def results(engine, arrivals=REQUESTS):
     """Texts and reasons of requests that arrive two a step."""
     events, numbers = [], []
     for first in range(0, len(arrivals), 2):
-        numbers += [engine.add(each) for each in arrivals[first : first + 2]]
+        numbers += [engine.add(arrival) for arrival in arrivals[first : first + 2]]
         events += engine.step()
     done = outputs(events + drain(engine))
     return [(done[n].token_ids, done[n].text, done[n].finish_reason) for n in numbers]

@@ -38,9 +38,9 @@ PROGRAM = bytes(range(256)) * 40
 
 
 def _flip(place: int):
-    def damage(kept: bytes, _other: bytes) -> bytes:
-        at = place % len(kept)
-        return kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :]
+    def damage(stored: bytes, _other: bytes) -> bytes:
+        at = place % len(stored)
+        return stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :]
 
     return damage
 
@@ -49,11 +49,11 @@ DAMAGE = {
     "first bit": _flip(0),
     "a bit within": _flip(5000),
     "last bit": _flip(-1),
-    "nothing left": lambda kept, _: b"",
-    "cut in its head": lambda kept, _: kept[:20],
-    "cut": lambda kept, _: kept[: len(kept) // 2],
-    "a byte short": lambda kept, _: kept[:-1],
-    "longer": lambda kept, _: kept + b"\0",
+    "nothing left": lambda stored, _: b"",
+    "cut in its head": lambda stored, _: stored[:20],
+    "cut": lambda stored, _: stored[: len(stored) // 2],
+    "a byte short": lambda stored, _: stored[:-1],
+    "longer": lambda stored, _: stored + b"\0",
     "another's": lambda _, other: other,
 }
 
@@ -310,18 +310,18 @@ def test_each_store_takes_what_is_compiled_while_it_is_in_use(tmp_path, no_cache
 
 
 def test_the_users_own_cache_stays_but_where_none_may_be_used(tmp_path, no_cache_of_the_user):
-    own, store = tmp_path / "own", open_store(StoreSettings(str(tmp_path / "ours")))
-    jax.config.update("jax_compilation_cache_dir", str(own))
-    assert use_store(store) == own
+    path, store = tmp_path / "own", open_store(StoreSettings(str(tmp_path / "ours")))
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    assert use_store(store) == path
     run_a_program(6)
-    found = len(list(own.iterdir()))
+    found = len(list(path.iterdir()))
     assert found
     use_no_cache()
     run_a_program(7)
-    assert len(list(own.iterdir())) == found
-    assert use_store(None) == own
+    assert len(list(path.iterdir())) == found
+    assert use_store(None) == path
     run_a_program(8)
-    assert len(list(own.iterdir())) > found
+    assert len(list(path.iterdir())) > found
     assert programs(store.directory) == []
 
 
@@ -354,12 +354,12 @@ def test_each_model_has_its_own_setting(tiny_checkpoint, tmp_path, no_cache_of_t
 def test_a_part_of_a_tpu_switches_every_cache_off(
     tiny_checkpoint, tmp_path, monkeypatch, caplog, no_cache_of_the_user
 ):
-    own = tmp_path / "own"
-    jax.config.update("jax_compilation_cache_dir", str(own))
+    path = tmp_path / "own"
+    jax.config.update("jax_compilation_cache_dir", str(path))
     monkeypatch.setattr(Placement, "cacheable", property(lambda _: False))
     LLM(str(tiny_checkpoint), load=False, dtype="float32", compile_cache=str(tmp_path / "ours"))
     run_a_program(10)
-    assert not own.exists() or not list(own.iterdir())
+    assert not path.exists() or not list(path.iterdir())
     assert sum("38004" in line for line in caplog.messages) == 1
 
 
@@ -419,11 +419,11 @@ def test_starts_with_damaged_entries_give_the_same_ids_and_heal_them(
     kinds, damaged = list(DAMAGE.values()), 0
     while damaged < entries:
         paths = programs(tmp_path)
-        kept = [path.read_bytes() for path in paths]
+        before = [path.read_bytes() for path in paths]
         assert len(paths) > 5
         for number, path in enumerate(paths):
             damage = kinds[(number + damaged) % len(kinds)]
-            path.write_bytes(damage(kept[number], kept[number - 1]))
+            path.write_bytes(damage(before[number], before[number - 1]))
         assert start(tmp_path, tiny_checkpoint) == expected
         assert programs(tmp_path) == paths
         store = ProgramStore(tmp_path)
@@ -467,9 +467,9 @@ def test_programs_that_one_core_compiled_do_not_serve_several(tmp_path):
         return int(done.stdout)
 
     assert parts("pinned") == 0
-    kept = programs(tmp_path)
-    assert len(kept) == 2  # the program, and what finds it
+    before = programs(tmp_path)
+    assert len(before) == 2  # the program, and what finds it
     assert parts("pinned until it starts") == 0
-    assert programs(tmp_path) == kept
+    assert programs(tmp_path) == before
     assert parts("anywhere") > 0
-    assert len(programs(tmp_path)) == 2 * len(kept)
+    assert len(programs(tmp_path)) == 2 * len(before)

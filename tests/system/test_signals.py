@@ -142,8 +142,8 @@ def interrupt_among_threads(llm, mode, count, others=3):
                 assert found == {i: right[i] for i in found}, f"after SIGINT {place}"
         finally:
             done.set()
-        for each in running:
-            each.result()
+        for future in running:
+            future.result()
     assert min(calls) > 0
     assert not llm.engine_of(mode)._running
 

@@ -34,8 +34,8 @@ def machine(fixed, of_token, slots, *, draft=0.1, host=0.5):
 
 @pytest.mark.parametrize("batch", [1, 4, 32])
 def test_costs_of_few_slots_follow_from_those_of_all(batch):
-    whole, few = machine(3.0, 0.01, SLOTS), machine(3.0, 0.01, batch)
-    found = costs_of_batch(whole, batch, SLOTS)
+    all_slots, few = machine(3.0, 0.01, SLOTS), machine(3.0, 0.01, batch)
+    found = costs_of_batch(all_slots, batch, SLOTS)
     for name in ("verify", "rounds", "step"):
         assert getattr(found, name) == pytest.approx(getattr(few, name)), name
     for name in ("ahead", "draft", "backup", "host"):
@@ -44,15 +44,15 @@ def test_costs_of_few_slots_follow_from_those_of_all(batch):
 
 def test_costs_that_were_measured_are_taken_and_those_of_all_slots_where_none_are_known():
     few = machine(9.0, 0.0, 1)
-    whole = dataclasses.replace(machine(3.0, 0.01, SLOTS), few={1: few})
-    assert costs_of_batch(whole, 1, SLOTS) is few
+    all_slots = dataclasses.replace(machine(3.0, 0.01, SLOTS), few={1: few})
+    assert costs_of_batch(all_slots, 1, SLOTS) is few
     for batch in (0, SLOTS):
-        assert costs_of_batch(whole, batch, SLOTS) is whole
+        assert costs_of_batch(all_slots, batch, SLOTS) is all_slots
 
 
 def test_no_cost_is_negative_where_more_tokens_cost_out_of_proportion():
-    whole = Costs(verify={0: 1.0, 8: 100.0}, draft=0.1, step={4: 1.0, 16: 90.0})
-    found = costs_of_batch(whole, 1, SLOTS)
+    costs = Costs(verify={0: 1.0, 8: 100.0}, draft=0.1, step={4: 1.0, 16: 90.0})
+    found = costs_of_batch(costs, 1, SLOTS)
     assert min(*found.verify.values(), *found.step.values(), found.draft) > 0
     assert costs_of_batch(Costs(verify={0: 1.0}), 1, SLOTS).verify == {0: 1.0}
 

@@ -47,19 +47,19 @@ def test_a_draft_as_slow_as_the_target_is_not_used():
 
 def test_a_mode_that_is_not_taken_although_it_is_faster_is_named():
     """Its gain of a few percent is less than what predictions leave out."""
-    found = [chosen(costs(each / 100, each / 50)) for each in range(26, 34)]
-    near = [each for each in found if "less than 3% faster" in each.line]
+    found = [chosen(costs(percent / 100, percent / 50)) for percent in range(26, 34)]
+    near = [choice for choice in found if "less than 3% faster" in choice.line]
     assert 0 < len(near) < len(found)
-    for each in near:
-        fastest = max(each.predicted, key=lambda mode: each.predicted[mode].rate)
-        assert f"; {fastest} is less than 3% faster than a simpler mode)" in each.line
-        assert each.mode != fastest
+    for choice in near:
+        fastest = max(choice.predicted, key=lambda mode: choice.predicted[mode].rate)
+        assert f"; {fastest} is less than 3% faster than a simpler mode)" in choice.line
+        assert choice.mode != fastest
 
 
 def test_a_cheap_draft_speculates_while_the_target_verifies():
     found = chosen(costs(0.1))
     assert found.mode == "ssd"
-    rates = {mode: each.rate for mode, each in found.predicted.items()}
+    rates = {mode: prediction.rate for mode, prediction in found.predicted.items()}
     assert rates["ssd"] > rates["sd"] > rates["ar"] == 1.0
     plan = found.predicted["ssd"].plan
     assert f"ssd {rates['ssd']:.1f} with k = {plan.k}, budget = {plan.budget}" in found.line
@@ -180,11 +180,11 @@ def test_a_process_that_has_seen_less_leaves_what_another_has_kept(tmp_path):
     long, short = (
         opened(Config(mode="auto", target="t", draft="d"), known, file) for _ in range(2)
     )
-    for each, rounds, accepted in ((long, 400, 0), (short, 2, 8)):
-        tuner = each.tuner("ssd", AUTO_K)
+    for llm, rounds, accepted in ((long, 400, 0), (short, 2, 8)):
+        tuner = llm.tuner("ssd", AUTO_K)
         for _ in range(rounds):
             tuner.observe(VerificationStats(accepted, 8, "hit", 2, None))
-        each.close()
+        llm.close()
     assert file.read(widths=WIDTHS, budgets=AUTO_BUDGETS).guess == long._observations.guess
 
 

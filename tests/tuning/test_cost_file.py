@@ -59,8 +59,8 @@ def test_costs_of_other_settings_are_in_another_file(tmp_path):
 def test_a_cost_file_of_other_settings_under_the_same_name_is_not_read(tmp_path):
     file = CostFile(tmp_path, ABOUT)
     file.write(KNOWN)
-    kept = json.loads(file.path.read_text())
-    file.path.write_text(json.dumps(kept | {"key": json.dumps({"device": ["gpu", 1]})}))
+    content = json.loads(file.path.read_text())
+    file.path.write_text(json.dumps(content | {"key": json.dumps({"device": ["gpu", 1]})}))
     assert file.read(**ASKED) is None
 
 
@@ -72,11 +72,13 @@ def test_costs_that_are_needed_and_not_there_are_measured_again(tmp_path):
 
 
 def broken(part, value):
-    def change(kept):
-        known = kept["known"]
-        found = next((each for each in (known["costs"], known["guess"]) if part in each), known)
+    def change(content):
+        known = content["known"]
+        found = next(
+            (section for section in (known["costs"], known["guess"]) if part in section), known
+        )
         found[part] = value
-        return json.dumps(kept)
+        return json.dumps(content)
 
     return change
 
@@ -84,14 +86,14 @@ def broken(part, value):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda kept: "",
-        lambda kept: "no JSON",
-        lambda kept: "[" * 100_000,
-        lambda kept: "[]",
-        lambda kept: json.dumps(kept)[:-9],
-        lambda kept: json.dumps(kept | {"format": 0}),
-        lambda kept: json.dumps(kept | {"known": None}),
-        lambda kept: json.dumps(kept | {"known": kept["known"] | {"costs": None}}),
+        lambda content: "",
+        lambda content: "no JSON",
+        lambda content: "[" * 100_000,
+        lambda content: "[]",
+        lambda content: json.dumps(content)[:-9],
+        lambda content: json.dumps(content | {"format": 0}),
+        lambda content: json.dumps(content | {"known": None}),
+        lambda content: json.dumps(content | {"known": content["known"] | {"costs": None}}),
         broken("verify", {"0": 0.1, "4": 0.0}),
         broken("verify", {"0": 0.1, "four": 0.1}),
         broken("verify", [0.1, 0.2]),

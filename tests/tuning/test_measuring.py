@@ -345,7 +345,7 @@ def test_slots_of_a_worker_have_pages_where_they_share_them():
     made.roles = lambda *_: Roles(Target(watch), None)
     made.new_stock = lambda: PageStock(slots=SLOTS, count=8, size=16, beyond=5, context=CONTEXT)
     measuring.measure(made, CONTEXT, clock=watch)
-    assert [each.pages for each in opened] == [(0, 1, 2)] * SLOTS
+    assert [opening.pages for opening in opened] == [(0, 1, 2)] * SLOTS
 
 
 def test_drafts_in_a_worker_wait_as_long_as_they_are_told(monkeypatch):

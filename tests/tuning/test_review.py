@@ -153,7 +153,7 @@ def test_rounds_that_always_take_longer_correct_the_prediction_and_are_measured_
 def test_corrections_favour_no_mode(machine):
     machine.start(run=1.2)
     found = machine.start(run=1.2)
-    rates = {mode: each.rate for mode, each in found.predicted.items()}
+    rates = {mode: prediction.rate for mode, prediction in found.predicted.items()}
     assert rates["ar"] == pytest.approx(1 / 1.2)
     assert rates["sd"] / rates["ar"] == pytest.approx((5 / 3) / SD)
 

@@ -83,8 +83,8 @@ def test_the_hit_rate_weighs_the_counts_by_the_outcomes():
 def test_rounds_with_a_draft_just_in_time_wait_after_a_miss():
     """After records of two tokens: hits of k < 2 with 9/16, of k = 2 with 3/16, misses with 4/16.
     After one token, which is what a branch of k = 2 has: 5/12, 5/12 and 2/12."""
-    whole, back = 9 / 37, 17 / 74
-    gained = 1.75 * (1 - whole) + 1.5 * whole
+    full, back = 9 / 37, 17 / 74
+    gained = 1.75 * (1 - full) + 1.5 * full
     waited = 1.5 + back * 2 * 0.2
     found = ssd(COSTS, HALF, PLAN, UniformFanOut(), waits=True)
     assert found == pytest.approx(gained / waited)
@@ -108,8 +108,8 @@ def test_a_batch_waits_as_soon_as_one_row_missed():
 
 def test_rounds_without_a_backup_propose_nothing_after_a_miss():
     """Then all six branches are for the next token, and miss once in twelve."""
-    early, whole = (9 / 16, 3 / 16, 4 / 16), (5 / 12, 5 / 12, 2 / 12)
-    chances = (early, whole, (0.0, 11 / 12, 1 / 12))
+    early, late = (9 / 16, 3 / 16, 4 / 16), (5 / 12, 5 / 12, 2 / 12)
+    chances = (early, late, (0.0, 11 / 12, 1 / 12))
     share = [1 / 3] * 3
     for _ in range(200):
         share = [sum(share[i] * chances[i][j] for i in range(3)) for j in range(3)]

@@ -137,8 +137,8 @@ def test_measured_trees_and_counted_ranks_are_known_at_the_next_start(tmp_path):
     assert read(file).guess == again.guess
 
 
-@pytest.mark.parametrize(("verify", "kept"), [("coupled", True), ("ratio", False)])
-def test_times_of_rounds_are_kept_only_where_no_text_depends_on_them(tmp_path, verify, kept):
+@pytest.mark.parametrize(("verify", "stored"), [("coupled", True), ("ratio", False)])
+def test_times_of_rounds_are_kept_only_where_no_text_depends_on_them(tmp_path, verify, stored):
     """A tree is chosen by times, and beside greedy rows there may be sampled ones."""
     config = dataclasses.replace(CONFIG, verify=verify)
     known = KnownCosts(dataclasses.replace(ROWS_ARE_FREE, trees={31: 1.2}), Guess())
@@ -149,8 +149,8 @@ def test_times_of_rounds_are_kept_only_where_no_text_depends_on_them(tmp_path, v
         timer.read([1], drafted, 1.5 * index)
     chooser.close()
     found = read(file)
-    assert (found is not None) == kept
-    assert not kept or found.slowness == pytest.approx(1.25)
+    assert (found is not None) == stored
+    assert not stored or found.slowness == pytest.approx(1.25)
 
 
 def test_counted_ranks_decide(tmp_path):

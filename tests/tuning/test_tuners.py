@@ -80,8 +80,8 @@ def test_a_time_is_forgotten_once_no_round_had_those_branches_for_long():
 
 
 def test_times_of_branches_that_were_never_planned_are_not_taken():
-    (told,) = plans(ssd_tuner(ks=(3,)), 1, steps=lambda: {16: 3.0, 8: 3.0, 4: 0.1})
-    assert told.budget == 16
+    (plan,) = plans(ssd_tuner(ks=(3,)), 1, steps=lambda: {16: 3.0, 8: 3.0, 4: 0.1})
+    assert plan.budget == 16
 
 
 def test_only_what_is_prepared_is_chosen():

@@ -34,15 +34,15 @@ def certificates(folder: Path) -> dict[str, str]:
     """Paths: two authorities, and certificates of both ends and of a stranger."""
     trustme = pytest.importorskip("trustme")
     found = {}
-    ours, theirs = trustme.CA(), trustme.CA()
-    for name, authority in (("ca", ours), ("other", theirs)):
+    trusted, stranger = trustme.CA(), trustme.CA()
+    for name, authority in (("ca", trusted), ("other", stranger)):
         authority.cert_pem.write_to_path(str(folder / name))
         found[name] = str(folder / name)
     for end, authority, host in (
-        ("worker", ours, "127.0.0.1"),
-        ("elsewhere", ours, "worker.example"),
-        ("engine", ours, "127.0.0.1"),
-        ("stranger", theirs, "127.0.0.1"),
+        ("worker", trusted, "127.0.0.1"),
+        ("elsewhere", trusted, "worker.example"),
+        ("engine", trusted, "127.0.0.1"),
+        ("stranger", stranger, "127.0.0.1"),
     ):
         made = authority.issue_cert(host)
         made.private_key_pem.write_to_path(str(folder / f"{end}.key"))
@@ -130,8 +130,8 @@ def ended(connected: socket.socket, seconds: float = 60.0) -> bool:
 
 def answer(hello: bytes, *, version: int = handshake.VERSION, token: str = TOKEN) -> bytes:
     """What an engine of some version answers to a server's hello."""
-    ours = b"SSD" + bytes([version]) + b"\5" * 32
-    return with_length(ours + handshake._proof(token.encode(), b"client", hello + ours))
+    greeting = b"SSD" + bytes([version]) + b"\5" * 32
+    return with_length(greeting + handshake._proof(token.encode(), b"client", hello + greeting))
 
 
 def frame_of(connected: socket.socket) -> bytes:
@@ -169,18 +169,18 @@ class Crowd:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
-        for each in self._connected:
-            each.close()
+        for connection in self._connected:
+            connection.close()
 
     def _renew(self) -> None:
         while not self._closed.is_set():
             alive = []
-            for each in self._connected:
-                if _is_cut(each):
-                    each.close()
+            for connection in self._connected:
+                if _is_cut(connection):
+                    connection.close()
                     self.cut += 1
                 else:
-                    alive.append(each)
+                    alive.append(connection)
             self._connected = alive
             with contextlib.suppress(OSError):
                 while len(alive) < self._count:

@@ -20,12 +20,12 @@ from tests.waiting import eventually
 def pair():
     """Two connected ends that wait longer than any of these tests takes."""
     ends = socket.socketpair()
-    for each in ends:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
     both = [Frames(end, 60) for end in ends]
     yield both
-    for each in both:
-        each.close()
+    for end in both:
+        end.close()
     for end in ends:
         end.close()
 
@@ -70,8 +70,8 @@ def test_frames_of_several_threads_stay_whole(pair):
         for number, frame in enumerate(sent)
     ]
     one.start_beats(60)
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     assert sorted(other.receive() for _ in sent) == sent
 
 
@@ -142,8 +142,8 @@ def test_a_frame_that_cannot_be_taken_is_told_of():
 def test_an_end_that_closes_hears_of_no_loss(pair):
     one, other = pair
     lost = []
-    for each in pair:
-        each.start(lambda _: None, lambda why, end=each: lost.append((end, why)))
+    for end in pair:
+        end.start(lambda _: None, lambda why, end=end: lost.append((end, why)))
     one.close()
     eventually(lambda: lost)
     time.sleep(0.1)
@@ -184,10 +184,10 @@ def test_both_ends_may_send_at_once_what_is_encrypted(files):
         for index in range(2)
         for what in (send, receive)
     ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert heard == said[::-1]
     for end in ends:
         end.close()

@@ -80,7 +80,7 @@ def test_the_oldest_stranger_makes_room_and_no_other_does():
         for _ in range(5):
             strangers.append(server.stranger())
             frame_of(strangers[-1])
-        assert [ended(each, 0.3) for each in strangers] == [True, True, False, False, False]
+        assert [ended(stranger, 0.3) for stranger in strangers] == [True, True, False, False, False]
 
 
 def test_a_stranger_has_time_to_answer_before_it_makes_room():
@@ -91,8 +91,8 @@ def test_a_stranger_has_time_to_answer_before_it_makes_room():
         time.sleep(0.2)
         first.sendall(answer(hello))
         assert frame_of(first)[:1] == b"\1"
-        for each in others:
-            each.close()
+        for other in others:
+            other.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,15 +102,15 @@ def test_strangers_get_no_thread(kind, files):
         strangers = [server.stranger() for _ in range(100)]
         assert server.asks() == b"cba"
         eventually(lambda: threading.active_count() <= before)
-        for each in strangers:
-            each.close()
+        for stranger in strangers:
+            stranger.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stranger_that_says_nothing_is_ended(kind, files, caplog):
     with serving(kind, files=files, limits=Limits(seconds=0.2)) as server:
         strangers = [server.stranger() for _ in range(3)]
-        assert all(ended(each) for each in strangers)
+        assert all(ended(stranger) for stranger in strangers)
         assert sum("said nothing for 0.2 s" in line for line in caplog.messages) == 1
 
 

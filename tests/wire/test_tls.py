@@ -29,8 +29,8 @@ def worker(files):
         return started[-1].address
 
     yield start
-    for each in started:
-        each.stop()
+    for process in started:
+        process.stop()
 
 
 def asks(address, **about):
@@ -96,11 +96,11 @@ def test_a_stranger_without_tls_is_sent_away(files, caplog):
 def test_files_that_are_no_pem_are_named(files, tmp_path):
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no certificate")
-    own = pair(files, "worker")
-    assert Files(**own).serving_context() is not None
+    certificate = pair(files, "worker")
+    assert Files(**certificate).serving_context() is not None
     for wrong in ({"cert": str(nonsense)}, {"key": files["engine.key"]}):
         with pytest.raises(InputError, match=r"tls_cert = .* does not hold certificates in PEM"):
-            Files(**own | wrong).serving_context()
+            Files(**certificate | wrong).serving_context()
     with pytest.raises(InputError, match=r"draft_tls_ca = .* does not hold certificates in PEM"):
         Files(ca=str(nonsense)).engine_context()
     with pytest.raises(InputError, match=r"draft_tls_ca = .* cannot be read"):

@@ -48,7 +48,7 @@ class JoinedExperts(TensorSource):
         for name, shape in stored.shapes.items():
             parts = dict(self._parts_of(name, shape))
             self._parts |= parts
-            self.shapes |= {ours: self._shape(part, shape) for ours, part in parts.items()}
+            self.shapes |= {name: self._shape(part, shape) for name, part in parts.items()}
             if not parts:
                 self.shapes[name] = shape
 

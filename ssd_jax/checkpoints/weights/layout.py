@@ -96,10 +96,10 @@ class _Arranged(TensorSource):
         self._experts = self._joined_experts(names) if layout.experts else {}
         of_experts = {name for names in self._experts.values() for name in names}
         self._parts = {
-            ours: part
+            tensor: part
             for name in names
             if name not in of_experts
-            for ours, part in self._parts_of(name)
+            for tensor, part in self._parts_of(name)
         }
         self.shapes = {
             name: (part.rows, *stored.shapes[part.name][1:]) for name, part in self._parts.items()
@@ -157,8 +157,8 @@ class _Arranged(TensorSource):
 
         if not (self._layout.rotates_neighbours and _ROTATED.fullmatch(name)):
             return read(rows)
-        whole, within = self._heads(rows)
-        return read(whole).changed(lambda array: self._by_halves(array)[within])
+        all_rows, within = self._heads(rows)
+        return read(all_rows).changed(lambda array: self._by_halves(array)[within])
 
     @override
     def read_expert_groups(self, name: str, expert: int, rows: slice) -> StoredGroups:
@@ -222,16 +222,17 @@ class _Arranged(TensorSource):
                 continue
             module = self._layout.experts.get(_NUMBER.sub("*", match[2]))
             if module is not None:
-                ours = f"{match[1]}{module}.{match[3]}"
-                found.setdefault(ours, {})[int(number[0])] = name
-        for ours, names in found.items():
+                stacked = f"{match[1]}{module}.{match[3]}"
+                found.setdefault(stacked, {})[int(number[0])] = name
+        for stacked, names in found.items():
             shapes = {self._stored.shapes[name] for name in names.values()}
             if len(shapes) > 1 or {*names} != {*range(len(names))}:
                 raise InputError(
-                    f"{self._where}: {ours!r} is stored expert by expert, and of {max(names) + 1} "
-                    f"experts there are {len(names)}, of {len(shapes)} shapes; {GET_AGAIN}"
+                    f"{self._where}: {stacked!r} is stored expert by expert, and of "
+                    f"{max(names) + 1} experts there are {len(names)}, of {len(shapes)} shapes; "
+                    f"{GET_AGAIN}"
                 )
-        return {ours: [names[i] for i in range(len(names))] for ours, names in found.items()}
+        return {stacked: [names[i] for i in range(len(names))] for stacked, names in found.items()}
 
     def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
         """By this package's names, the parts that a stored tensor consists of."""
@@ -264,8 +265,8 @@ class _Arranged(TensorSource):
     def _read_heads(self, name: str, part: Index) -> np.ndarray:
         """Rows of heads whose rotated dimensions are stored as neighbours."""
         rows, *rest = part
-        whole, within = self._heads(rows)
-        return self._by_halves(self._read_rows(name, (whole, *rest)))[within].copy()
+        all_rows, within = self._heads(rows)
+        return self._by_halves(self._read_rows(name, (all_rows, *rest)))[within].copy()
 
     def _read_norms(self, name: str, part: Index) -> np.ndarray:
         """Norms of heads whose rotated dimensions are stored as neighbours, a row a head."""

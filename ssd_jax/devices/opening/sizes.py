@@ -39,14 +39,14 @@ def bytes_per_device(structs: Any) -> int:
 def bytes_read(model: FunctionalModel, rows: int) -> int:
     """Bytes of weights that a device reads in a forward of so many tokens: of experts as many as
     they are expected to use there, see `expected_experts`."""
-    whole, experts = bytes_per_device(model.read_structs()), model.config.mechanisms.experts
+    total, experts = bytes_per_device(model.read_structs()), model.config.mechanisms.experts
     if experts is None:
-        return whole
+        return total
     shards = model.execution.expert_shards
     devices = shards.devices if shards is not None and shards.by_expert else 1
     used = expected_experts(experts.count, rows, experts.chosen, devices)
     unread = 1 - used * devices / experts.count
-    return whole - round(unread * bytes_per_device(model.expert_structs()))
+    return total - round(unread * bytes_per_device(model.expert_structs()))
 
 
 def bytes_of_process(structs: Any) -> int:

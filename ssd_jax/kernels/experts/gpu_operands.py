@@ -195,7 +195,7 @@ class _Groups:
         self.chunk_bytes = self.chunk_rows * OUTPUTS * self.dtype.itemsize
         columns = pl.cdiv(weight.outputs, OUTPUTS) * OUTPUTS
         arrays = (values, *factors)
-        self.expert_bytes = sum(each.shape[1] * columns * each.dtype.itemsize for each in arrays)
+        self.expert_bytes = sum(part.shape[1] * columns * part.dtype.itemsize for part in arrays)
 
     def scratch(self, slots: int) -> list[Any]:
         shape = slots, self.chunk_rows, OUTPUTS

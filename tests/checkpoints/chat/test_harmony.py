@@ -28,7 +28,7 @@ def read(text, cuts=()):
         numbers.append((count, piece))
     return [
         (first.channel, first.recipient, first.text + "".join(p.text for _, p in rest))
-        for _, ((_, first), *rest) in groupby(numbers, key=lambda each: each[0])
+        for _, ((_, first), *rest) in groupby(numbers, key=lambda pair: pair[0])
     ]
 
 

@@ -76,9 +76,9 @@ def test_another_target_has_another_identity(tmp_path, target, what):
 
 
 def test_blocks_of_any_size_give_the_same_identity(target, monkeypatch):
-    whole = identity_of(target, TIED)
+    identity = identity_of(target, TIED)
     monkeypatch.setattr(draft_checkpoint, "_BLOCK", 7 * 32)
-    assert identity_of(target, TIED) == whole
+    assert identity_of(target, TIED) == identity
 
 
 def test_a_tensor_that_the_target_lacks_is_named(target):

@@ -112,7 +112,7 @@ def test_drafts_of_the_package_are_whole_and_packed():
     files = [file for file in shipped.DIRECTORY.rglob("*") if file.is_file()]
     assert all(len(file.relative_to(shipped.DIRECTORY).parts) == 2 for file in files)
     for draft in shipped.shipped_drafts():
-        there = {each.name for each in draft.path.iterdir()}
+        there = {path.name for path in draft.path.iterdir()}
         assert there == {"config.json", "model.safetensors", "README.md"}
     assert sum(file.stat().st_size for file in files) <= 25_000_000
 

@@ -61,9 +61,9 @@ def heads_agree(draft, target):
 def test_own_tensors_and_the_targets_make_up_the_draft(draft, target, monkeypatch, block):
     monkeypatch.setattr(draft_source, "_BLOCK", block)
     opened = open_checkpoint(str(draft), target=target)
-    own, theirs = tiny_drafts.own(), tiny_drafts.target_tensors()
-    assert opened.tensors.shapes.keys() == {*own, EMBEDDING, HEAD}
-    expected = own | {EMBEDDING: theirs[EMBEDDING], HEAD: theirs[EMBEDDING][IDS]}
+    tensors, of_target = tiny_drafts.own(), tiny_drafts.target_tensors()
+    assert opened.tensors.shapes.keys() == {*tensors, EMBEDDING, HEAD}
+    expected = tensors | {EMBEDDING: of_target[EMBEDDING], HEAD: of_target[EMBEDDING][IDS]}
     for name, array in expected.items():
         assert opened.tensors.shape(name) == array.shape
         np.testing.assert_array_equal(opened.tensors.read(name), array, err_msg=name)
@@ -260,8 +260,10 @@ def test_an_impossible_map_is_refused(draft, target, ids, message):
 def test_a_draft_of_another_target_is_refused_with_both_hashes(tmp_path, draft, target):
     other = open_target(tiny.write_checkpoint(tmp_path / "other", seed=1))
     ties = {EMBEDDING: EMBEDDING}
-    ours, theirs = (identity_of(each, ties).sha256 for each in (target, other))
-    message = f"another target: it was made for .*{ours}.* has sha256 {theirs}; give the target"
+    of_draft, of_target = (identity_of(checkpoint, ties).sha256 for checkpoint in (target, other))
+    message = (
+        f"another target: it was made for .*{of_draft}.* has sha256 {of_target}; give the target"
+    )
     with pytest.raises(InputError, match=message):
         open_model(str(draft), "float32", target=other)
     with pytest.raises(InputError, match=message):

@@ -41,9 +41,9 @@ def test_reordered_rows_can_be_sliced(tmp_path, name, kind):
     types = {name: kind}
     path = tiny_gguf.write(tmp_path / "model.gguf", "llama", tiny.hf_tensors("llama"), types=types)
     file = GGUFFile(path)
-    whole = file.read(name)
+    all_rows = file.read(name)
     for index in [(slice(10, 90),), (slice(64, 128), slice(40, 72)), (slice(None), slice(0, 32))]:
-        np.testing.assert_array_equal(file.read(name, index), whole[index])
+        np.testing.assert_array_equal(file.read(name, index), all_rows[index])
 
 
 def test_embedding_and_head_of_different_types_are_kept_apart(tmp_path):
@@ -171,18 +171,18 @@ def test_another_kind_of_file_is_refused_by_its_first_bytes(tmp_path):
 
 
 def test_missing_data_is_reported_with_both_sizes(llama_path):
-    whole = llama_path.read_bytes()
-    llama_path.write_bytes(whole[:-5000])
-    with pytest.raises(InputError, match=rf"truncated.* {len(whole)} .* {len(whole) - 5000}") as e:
+    data = llama_path.read_bytes()
+    llama_path.write_bytes(data[:-5000])
+    with pytest.raises(InputError, match=rf"truncated.* {len(data)} .* {len(data) - 5000}") as e:
         GGUFFile(llama_path)
     assert str(llama_path) in str(e.value)
 
 
 def test_a_header_cut_anywhere_is_refused(llama_path):
-    whole = llama_path.read_bytes()
+    data = llama_path.read_bytes()
     end = min(info.offset for info in read_header(llama_path).tensors.values())
     for size in [4, 7, 8, 20, 24, *range(25, end - 64, 97)]:
-        llama_path.write_bytes(whole[:size])
+        llama_path.write_bytes(data[:size])
         with pytest.raises(InputError, match=rf"truncated in its header.*found {size}"):
             GGUFFile(llama_path)
 
@@ -192,9 +192,9 @@ def test_one_damaged_byte_of_the_header_never_surfaces_as_another_error(tmp_path
     tensors = {name: tiny.hf_tensors("llama")[name]}
     path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tensors)
     GGUFFile(path)
-    whole, refused = path.read_bytes(), 0
+    data, refused = path.read_bytes(), 0
     for at in range(4, 900):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
         try:
             GGUFFile(path)
         except InputError:
@@ -204,7 +204,7 @@ def test_one_damaged_byte_of_the_header_never_surfaces_as_another_error(tmp_path
 
 @pytest.mark.parametrize(("version", "hint"), [(1, ""), (4, ""), (3 << 24, "big-endian")])
 def test_other_versions_are_refused(llama_path, version, hint):
-    whole = llama_path.read_bytes()
-    llama_path.write_bytes(whole[:4] + struct.pack("<I", version) + whole[8:])
+    data = llama_path.read_bytes()
+    llama_path.write_bytes(data[:4] + struct.pack("<I", version) + data[8:])
     with pytest.raises(InputError, match=rf"version {version}.*{hint}.*supported: 2, 3"):
         GGUFFile(llama_path)

@@ -88,7 +88,7 @@ def test_only_control_tokens_of_the_template_are_tokens(tokenizers, contents):
 @settings(deadline=None, max_examples=40, derandomize=True, database=None)
 @given(contents=st.lists(texts, min_size=1, max_size=3))
 def test_texts_without_spelled_tokens_have_the_ids_that_they_have_otherwise(tokenizers, contents):
-    messages = [{"role": "user", "content": re.sub("</?s>", "", each)} for each in contents]
+    messages = [{"role": "user", "content": re.sub("</?s>", "", content)} for content in contents]
     messages = [m for m in messages if not re.search("</?s>", m["content"])] or messages[:0]
     if messages:
         for tokenizer in tokenizers:

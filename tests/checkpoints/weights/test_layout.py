@@ -48,9 +48,9 @@ def test_files_with_the_usual_names_and_rows_are_read_as_they_are():
 def test_joined_matrices_are_split_by_rows():
     rows = (HEADS + 2 * KV_HEADS) * SIZE
     stored = Stored(**{f"{ATTENTION}.qkv_proj.weight": (rows, HIDDEN), "lm_head.weight": (9, 3)})
-    tensors, whole = of("phi3", stored), stored.arrays[f"{ATTENTION}.qkv_proj.weight"]
+    tensors, joined = of("phi3", stored), stored.arrays[f"{ATTENTION}.qkv_proj.weight"]
     q, k, v = (tensors.read(f"{ATTENTION}.{part}_proj.weight") for part in "qkv")
-    np.testing.assert_array_equal(np.concatenate([q, k, v]), whole)
+    np.testing.assert_array_equal(np.concatenate([q, k, v]), joined)
     assert (len(q), len(k), len(v)) == (HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE)
     assert tensors.shapes == {
         **{
@@ -81,8 +81,8 @@ def test_matrices_of_experts_are_joined_in_the_order_of_their_numbers():
     tensors, name = of("qwen3_moe", stored), f"{MLP}.up_proj.weight"
     assert dict(tensors.shapes) == {name: (12, 3, 5)}
     assert tensors.shape(name) == (12, 3, 5)
-    whole = np.stack([stored.arrays[f"{MLP}.{i}.up_proj.weight"] for i in range(12)])
-    np.testing.assert_array_equal(tensors.read(name), whole)
+    stacked = np.stack([stored.arrays[f"{MLP}.{i}.up_proj.weight"] for i in range(12)])
+    np.testing.assert_array_equal(tensors.read(name), stacked)
     assert tensors.read(name).flags.c_contiguous
 
 
@@ -90,9 +90,9 @@ def test_of_experts_only_the_part_is_read_that_is_asked_for():
     stored = Stored(**{f"{MLP}.{i}.up_proj.weight": (8, 5) for i in range(12)})
     tensors, name = of("qwen3_moe", stored), f"{MLP}.up_proj.weight"
     index, asked = (slice(10, 12), slice(2, 6)), []
-    whole, read_part = tensors.read(name), stored.read_part
+    tensor, read_part = tensors.read(name), stored.read_part
     stored.read_part = lambda name, part: asked.append((name, part)) or read_part(name, part)
-    np.testing.assert_array_equal(tensors.read(name, index), whole[index])
+    np.testing.assert_array_equal(tensors.read(name, index), tensor[index])
     rows = slice(2, 6), slice(0, 5)
     assert asked == [(f"{MLP}.{i}.up_proj.weight", rows) for i in (10, 11)]
 

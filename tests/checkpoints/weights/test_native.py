@@ -180,7 +180,7 @@ def test_a_draft_is_native_where_its_file_can_be(tmp_path):
 
 
 def test_an_int8_draft_has_one_digit_on_a_processor():
-    [draft, *_] = (str(each.path) for each in shipped_drafts())
+    [draft, *_] = (str(shipped_draft.path) for shipped_draft in shipped_drafts())
     for dtype in ("bfloat16", "int8", "native"):
         assert dtype_of_draft(draft, dtype, platform="cpu") == "w8a8"
     for dtype, platform in (("bfloat16", "tpu"), ("bfloat16", None), ("float32", "cpu")):

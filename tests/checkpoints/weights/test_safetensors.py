@@ -62,8 +62,8 @@ def test_a_missing_shard_is_named(tmp_path):
 def test_a_truncated_file_is_named(tmp_path, shards, keep):
     tiny.write_hf(tmp_path, shards=shards)
     path = sorted(tmp_path.glob("*.safetensors"))[-1]
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * keep)])
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(InputError, match=rf"{path.name} .*not a whole safetensors file"):
         SafetensorsDirectory(tmp_path)
 

@@ -122,21 +122,21 @@ def assert_as_plain(one: Speculation, run: Run, *, lowered=None, c: float = 1.0)
         if one.support is None or one.q is None:
             continue
         ids, q = one.support[step], one.q[step]
-        kept = ids >= 0
+        present = ids >= 0
         if one.request.params.temperature == 0:
             assert token == w[0] == ids[0]
-            assert kept.sum() == q[0] == q.sum() == 1
+            assert present.sum() == q[0] == q.sum() == 1
             continue
         law = _law(logits, one.request, before)
-        assert kept.sum() == min(len(ids), np.count_nonzero(law))
+        assert present.sum() == min(len(ids), np.count_nonzero(law))
         with np.errstate(divide="ignore"):
-            assert_likeliest(ids[kept], np.log(law))
-        expected = law[ids[kept]]
-        inside = np.isin(ids[kept], w[: 0 if lowered is None else lowered[step]])
+            assert_likeliest(ids[present], np.log(law))
+        expected = law[ids[present]]
+        inside = np.isin(ids[present], w[: 0 if lowered is None else lowered[step]])
         if not inside.all():
             expected = np.where(inside, c * expected, expected)
-        np.testing.assert_allclose(q[kept], expected / expected.sum(), rtol=2e-3, atol=1e-5)
-        assert not q[~kept].any()
+        np.testing.assert_allclose(q[present], expected / expected.sum(), rtol=2e-3, atol=1e-5)
+        assert not q[~present].any()
         at = (len(one.text) - 1, step, Purpose.DRAFT)
         assert token == _drawn(q, ids, one, at)
 

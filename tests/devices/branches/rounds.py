@@ -141,8 +141,8 @@ class Rounds:
         record, pages = copied(self._draft._record), layered(self._draft._pages, self._draft.slots)
         counts = np.zeros((self._draft.slots, self._draft.k + 1), np.int64)
         for slot in moves:
-            own = self._fan_out(slot, int(record.proposal.length[slot]))
-            counts[slot, : len(own)] = own
+            fan_out = self._fan_out(slot, int(record.proposal.length[slot]))
+            counts[slot, : len(fan_out)] = fan_out
         asked = counts.copy()
         most = counts.sum(axis=1).max()
         asked[[slot not in moves for slot in range(self._draft.slots)], 0] = most

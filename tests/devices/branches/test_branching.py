@@ -23,9 +23,11 @@ def numbers(counts, branches):
 
 
 @functools.partial(jax.jit, compiler_options=QUICKLY)
-def bonus_tokens(kept: Record, last, forks: Forks):
+def bonus_tokens(records: Record, last, forks: Forks):
     """Bonus tokens of branches with k < L, and of those with k = L."""
-    return branching.early_bonus_tokens(kept, forks), branching.tail_bonus_tokens(last, kept, forks)
+    return branching.early_bonus_tokens(records, forks), branching.tail_bonus_tokens(
+        last, records, forks
+    )
 
 
 def recorded(tokens, length, candidates) -> Record:
@@ -79,8 +81,8 @@ def test_any_fan_out_is_numbered():
     counts = fan_outs(np.full(400, K))
     budget = int(counts.sum(1).max())
     found = jax.tree.map(np.asarray, numbers(counts, budget))
-    for row, own in enumerate(counts):
-        expected = numbered(own) + [(-1, 0)] * (budget - own.sum())
+    for row, counts_of_row in enumerate(counts):
+        expected = numbered(counts_of_row) + [(-1, 0)] * (budget - counts_of_row.sum())
         assert list(zip(found.k[row], found.rank[row], strict=True)) == expected
 
 
@@ -98,26 +100,26 @@ def test_any_fan_out_is_numbered():
 )
 def test_bonus_tokens_are_the_best_candidates_but_the_proposed_token(length, counts, before, after):
     """The record proposes 5, of c_0 the first, then 6, of c_1 the second, and 7, not in c_2."""
-    kept = recorded([[5, 6, 7]], [length], [[[5, 9, 4], [7, 6, 8], [1, 2, 3]]])
+    records = recorded([[5, 6, 7]], [length], [[[5, 9, 4], [7, 6, 8], [1, 2, 3]]])
     forks = numbers(np.array([counts], np.int32), 7)
-    found = bonus_tokens(kept, np.array([[20, 30, 10]], np.int32), forks)
+    found = bonus_tokens(records, np.array([[20, 30, 10]], np.int32), forks)
     assert [tokens.tolist() for tokens in found] == [[before], [after]]
 
 
 def test_bonus_tokens_of_any_record_and_fan_out():
     """Candidates that end early and fan-outs wider than the lists leave branches without one."""
-    kept = records(400)
-    length, tokens = np.asarray(kept.proposal.length), np.asarray(kept.proposal.tokens)
+    drawn = records(400)
+    length, tokens = np.asarray(drawn.proposal.length), np.asarray(drawn.proposal.tokens)
     counts = fan_outs(length)
     budget = int(counts.sum(1).max())
     last = np.random.default_rng(2).permuted(np.tile(np.arange(VOCAB), (400, 1)), axis=1)[:, :W]
-    before, after = bonus_tokens(kept, last.astype(np.int32), numbers(counts, budget))
+    before, after = bonus_tokens(drawn, last.astype(np.int32), numbers(counts, budget))
     none = 0
-    for row, own in enumerate(counts):
+    for row, counts_of_row in enumerate(counts):
         expected = {"before": [-1] * budget, "after": [-1] * budget}
-        for number, (k, rank) in enumerate(numbered(own)):
+        for number, (k, rank) in enumerate(numbered(counts_of_row)):
             if k < length[row]:
-                others = kept.candidates[row, k].tolist()
+                others = drawn.candidates[row, k].tolist()
                 found = [c for c in others if c not in (-1, tokens[row, k])]
             else:
                 found = last[row].tolist()

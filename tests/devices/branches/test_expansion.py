@@ -121,9 +121,9 @@ def test_the_host_hears_what_the_branches_hold(script):
     _, rounds, _ = script
     for seen in rounds:
         proposal = seen.expansion.records.proposal
-        told = [array[:, : seen.budget] for array in (seen.told.tokens, seen.told.lengths)]
-        np.testing.assert_array_equal(told[0].reshape(-1, K), proposal.tokens)
-        np.testing.assert_array_equal(told[1].reshape(-1), proposal.length)
+        on_host = [array[:, : seen.budget] for array in (seen.told.tokens, seen.told.lengths)]
+        np.testing.assert_array_equal(on_host[0].reshape(-1, K), proposal.tokens)
+        np.testing.assert_array_equal(on_host[1].reshape(-1), proposal.length)
 
 
 def test_a_round_costs_k_forwards_after_hits(script):

@@ -37,8 +37,8 @@ def test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill(script):
         drawn = one.support is not None
         known = start + size if drawn else start
         for pages, count in ((seen.moved, known), (seen.grown, start + size + 1)):
-            ours = pages[:, one.index, :, :count]
-            np.testing.assert_allclose(ours, run.kv[:, :, :count], rtol=1e-3, atol=1e-5)
+            found_pages = pages[:, one.index, :, :count]
+            np.testing.assert_allclose(found_pages, run.kv[:, :, :count], rtol=1e-3, atol=1e-5)
 
 
 def test_tokens_that_the_draft_did_not_make_are_point_masses(script):
@@ -104,17 +104,17 @@ def of_slot(seen: Seen, slot: int) -> dict[str, Any]:
     }
     rows = slice(slot * M, (slot + 1) * M)
     held["path"] = seen.expansion.path[rows]
-    for name, kept, at in (
+    for name, pages, at in (
         ("record", seen.followed, slice(slot, slot + 1)),
         ("branches", seen.expansion.records, rows),
     ):
-        held |= {f"{name}.{field}": getattr(kept, field)[at] for field in ("start", "pending")}
-        size = kept.proposal.length[at]
+        held |= {f"{name}.{field}": getattr(pages, field)[at] for field in ("start", "pending")}
+        size = pages.proposal.length[at]
         held[f"{name}.length"] = size
         real = np.arange(K) < size[:, None]
-        held[f"{name}.candidates"] = kept.candidates[at][real]
+        held[f"{name}.candidates"] = pages.candidates[at][real]
         for field in ("tokens", "support", "q"):
-            held[f"{name}.{field}"] = getattr(kept.proposal, field)[at][real]
+            held[f"{name}.{field}"] = getattr(pages.proposal, field)[at][real]
     return held
 
 
@@ -173,8 +173,8 @@ def test_at_the_end_of_the_context_nothing_is_written_elsewhere(draft):
         begin = len(seen.texts[0]) - 1
         assert set(np.flatnonzero(changed[0])) <= set(range(begin, begin + length(seen, 0) + 1))
         assert not changed[2].any()
-        whole = [one for k, _, one in branches(seen, 1) if start + k < CONTEXT]
-        assert whole
-        for one, run in zip(whole, draft.plain([one.whole for one in whole]), strict=True):
+        all_pages = [one for k, _, one in branches(seen, 1) if start + k < CONTEXT]
+        assert all_pages
+        for one, run in zip(all_pages, draft.plain([one.whole for one in all_pages]), strict=True):
             assert_as_plain(one, run, lowered=LOWERED, c=draft.c)
     assert start == CONTEXT - 1

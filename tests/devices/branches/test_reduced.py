@@ -59,14 +59,16 @@ def drawn(programs):
         jnp.asarray(rng.normal(0, 0.5, struct.shape), struct.dtype)
         for struct in base.model.parameter_structs()
     ]
-    kept = base.records(SLOTS)
+    of_slots = base.records(SLOTS)
     candidates = rng.permuted(np.tile(OUTPUTS, (SLOTS, K, 1)), axis=-1)
-    kept = kept._replace(
+    of_slots = of_slots._replace(
         start=jnp.array([5, 9], jnp.int32),
         pending=jnp.array([7, 14], jnp.int32),
-        proposal=kept.proposal._replace(tokens=jnp.asarray(PROPOSED), length=jnp.asarray(LENGTHS)),
-        candidates=jnp.asarray(candidates[:, :, : kept.candidates.shape[2]]),
-        hidden=jnp.asarray(rng.normal(size=kept.hidden.shape), jnp.float32),
+        proposal=of_slots.proposal._replace(
+            tokens=jnp.asarray(PROPOSED), length=jnp.asarray(LENGTHS)
+        ),
+        candidates=jnp.asarray(candidates[:, :, : of_slots.candidates.shape[2]]),
+        hidden=jnp.asarray(rng.normal(size=of_slots.hidden.shape), jnp.float32),
     )
     heard = history_of(
         jnp.asarray(rng.random((SLOTS, VOCAB)) < 0.2),
@@ -83,7 +85,7 @@ def drawn(programs):
 
     def run(parameters):
         pages, scratch, expansion, _ = programs["expand"].function(
-            parameters, base.new_pages(), heard, None, programs.new_scratch(), kept,
+            parameters, base.new_pages(), heard, None, programs.new_scratch(), of_slots,
             jnp.asarray(COUNTS), jnp.zeros_like(COUNTS), lowered, sampling,
         )  # fmt: skip
         *_, expansion, _ = programs["grow"].function(
@@ -115,9 +117,9 @@ def law(logits, counts, prompt, heat, banned):
     logits = np.where(np.isin(OUTPUTS, banned), -np.inf, logits)
     p = np.exp((logits - logits.max()) / heat)
     p[np.argsort(-p)[SUPPORT:]] = 0
-    whole = np.zeros(VOCAB)
-    whole[OUTPUTS] = p / p.sum()
-    return whole
+    full = np.zeros(VOCAB)
+    full[OUTPUTS] = p / p.sum()
+    return full
 
 
 def wrong(programs):

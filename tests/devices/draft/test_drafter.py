@@ -85,11 +85,11 @@ class Rounds:
             lengths = np.asarray(self.drafter.proposal().length)
             np.testing.assert_array_equal(lengths, drafted.lengths)
             for slot, text in self.texts.items():
-                own = tokens[slot, : drafted.lengths[slot]].tolist()
-                self.proposed[slot].append(own)
-                kept = min(self.accept(round_, slot), len(own))
-                self.kept.append(kept)
-                text += [*own[:kept], (11 * round_ + slot) % tiny.TOKENS]
+                proposed = tokens[slot, : drafted.lengths[slot]].tolist()
+                self.proposed[slot].append(proposed)
+                accepted = min(self.accept(round_, slot), len(proposed))
+                self.kept.append(accepted)
+                text += [*proposed[:accepted], (11 * round_ + slot) % tiny.TOKENS]
         return self
 
 
@@ -122,8 +122,8 @@ def test_after_rounds_the_pages_are_those_of_a_plain_prefill_of_the_committed_te
         plain.open(SlotOpening(slot, PARAMS, slot))
         plain.prefill(slot, text[:-1], 0, last=True)
         expected = cached(plain, slot, known)
-        for ours, theirs in zip(cached(drafter, slot, known), expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        for found, wanted in zip(cached(drafter, slot, known), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
         others = cached(
             plain, slot, known + 1
         )  # the comparison can tell one position from the next
@@ -140,8 +140,8 @@ def test_the_next_proposal_is_that_of_a_drafter_that_saw_the_text_at_once(loaded
         fresh.texts[slot], fresh.told[slot] = list(text), len(text) - 1
     run.run(1)
     fresh.run(1)
-    assert {slot: own[-1] for slot, own in run.proposed.items()} == {
-        slot: own[0] for slot, own in fresh.proposed.items()
+    assert {slot: tokens[-1] for slot, tokens in run.proposed.items()} == {
+        slot: tokens[0] for slot, tokens in fresh.proposed.items()
     }
 
 
@@ -172,8 +172,8 @@ def test_a_smaller_k_uses_the_programs_of_the_largest(loaded):
     assert drafter.k == 2
     run = Rounds(drafter, PROMPTS, lambda round_, slot: round_ % 3)
     run.run(4, limit=lambda round_, slot: 2)
-    whole = Rounds(ModelDrafter(*loaded), PROMPTS, lambda round_, slot: 0).run(1)
-    assert all(run.proposed[slot][0] == whole.proposed[slot][0][:2] for slot in run.slots)
+    of_largest = Rounds(ModelDrafter(*loaded), PROMPTS, lambda round_, slot: 0).run(1)
+    assert all(run.proposed[slot][0] == of_largest.proposed[slot][0][:2] for slot in run.slots)
 
 
 def test_tokens_told_twice_to_a_model_drafter_count_once(loaded):

@@ -26,9 +26,9 @@ def test_a_draw_goes_to_its_own_place_in_the_live_rows_only():
     place, live = np.array([0, 2, 1, 2, K]), np.array([True, True, True, False, True])
     after = put(before, drawn, hidden, place, live)
 
-    def in_order(kept: record.Record):
-        tokens, _, support, q = kept.proposal
-        return tokens, support, q, kept.candidates, kept.confidence, kept.hidden
+    def in_order(records: record.Record):
+        tokens, _, support, q = records.proposal
+        return tokens, support, q, records.candidates, records.confidence, records.hidden
 
     for old, new, values in zip(in_order(before), in_order(after), (*drawn, hidden), strict=True):
         expected = np.array(old)

@@ -123,7 +123,7 @@ def test_a_model_is_made_from_all_that_it_is_given():
     parallel = [FunctionalModel(**of_experts, expert_parallel=value) for value in (False, True)]
     assert parameters(FunctionalModel) == {*MODEL, *MODELS, "output_ids", "expert_parallel"}
     others = [FunctionalModel(**MODEL | {n: v}) for n, values in MODELS.items() for v in values]
-    texts = [each.fingerprint for each in (FunctionalModel(**MODEL), *ids, *parallel, *others)]
+    texts = [model.fingerprint for model in (FunctionalModel(**MODEL), *ids, *parallel, *others)]
     assert len({*texts}) == len(texts)
     assert FunctionalModel(**MODEL).fingerprint == texts[0]
 
@@ -189,13 +189,13 @@ def test_branches_off_trees_are_made_from_their_draft():
 def test_branches_are_made_from_their_number_and_their_base():
     model = FunctionalModel(**MODEL)
     bases = [
-        DraftPrograms(model, **ROOM, drafting=each, compiler=lambda *_: {})
-        for each in (USUAL, dataclasses.replace(USUAL, branches=5))
+        DraftPrograms(model, **ROOM, drafting=branching, compiler=lambda *_: {})
+        for branching in (USUAL, dataclasses.replace(USUAL, branches=5))
     ]
     assert parameters(ExpansionPrograms) == {"base", "branches"}
     found = [cache_keys(ExpansionPrograms, *pair) for pair in [(bases[0], 4), (bases[0], 3)]]
     found += [cache_keys(ExpansionPrograms, base) for base in bases]
-    first, fewer, usual, other = ({*each.values()} for each in found)
+    first, fewer, usual, other = ({*keys.values()} for keys in found)
     assert first == usual
     assert len(first | fewer | other) == 3
 
@@ -219,7 +219,7 @@ def compiled(text="x + 1", *, host_args=()):
 
 
 def run(program):
-    return [np.asarray(each).tolist() for each in program(*[np.arange(4, dtype=np.int32)] * 2)]
+    return [np.asarray(array).tolist() for array in program(*[np.arange(4, dtype=np.int32)] * 2)]
 
 
 def build_none(monkeypatch):
@@ -231,13 +231,13 @@ def build_none(monkeypatch):
 @pytest.mark.parametrize("host_args", [(), (0,)])
 def test_the_next_start_does_not_build_a_stored_model(store, monkeypatch, host_args):
     arguments = [np.arange(4, dtype=np.int32)] * 2
-    first = [np.asarray(each) for each in compiled(host_args=host_args)(*arguments)]
+    first = [np.asarray(array) for array in compiled(host_args=host_args)(*arguments)]
     assert len(made(store.directory)) == 1
     jax.clear_caches()
     build_none(monkeypatch)
-    kept = compiled(host_args=host_args)
-    np.testing.assert_array_equal(first, [np.asarray(each) for each in kept(*arguments)])
-    assert kept.memory_analysis() is not None
+    again = compiled(host_args=host_args)
+    np.testing.assert_array_equal(first, [np.asarray(array) for array in again(*arguments)])
+    assert again.memory_analysis() is not None
     with pytest.raises(pytest.fail.Exception):
         compiled("x + 2", host_args=host_args)
 

@@ -76,8 +76,8 @@ def test_a_slot_keeps_no_setting_of_its_request_before():
         rows.set(SlotOpening(1, after, 4, banned=[3], ban_before=20))
     for slot in range(2):
         found, expected = used.row(slot)._asdict(), fresh.row(slot)._asdict()
-        for each in (found, expected):
-            each["bias"] = each["bias"][each["bias_ids"] < VOCAB]
+        for settings in (found, expected):
+            settings["bias"] = settings["bias"][settings["bias_ids"] < VOCAB]
         for name, values in expected.items():
             np.testing.assert_array_equal(found[name], values, name)
 

@@ -52,9 +52,9 @@ def test_arguments_come_out_as_they_went_in(on_device):
     arguments[1].q[0, 0, :2] = np.nan, -0.0
     packing = Packing(structs(arguments), host_args=(1, 2, 3), host_or_device_args=(4,))
     *rest, last = arguments
-    kept, array = packing.pack([*rest, jnp.asarray(last) if on_device else last])
+    others, array = packing.pack([*rest, jnp.asarray(last) if on_device else last])
     assert (array.dtype, array.shape) == (np.int32, packing.struct.shape)
-    found = jax.jit(packing.unpack_for(lambda *every: every))(*kept, array)
+    found = jax.jit(packing.unpack_for(lambda *every: every))(*others, array)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(arguments), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, np.shape(other))
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
@@ -63,8 +63,8 @@ def test_arguments_come_out_as_they_went_in(on_device):
 def test_arguments_of_one_row_may_have_any_shape():
     arguments = np.arange(8, dtype=np.int32)[None], np.array([3, 5, 7], np.int32)
     packing = Packing(structs(arguments), host_args=(0, 1))
-    kept, array = packing.pack(arguments)
-    assert (kept, array.shape) == ([], (1, 11))
+    others, array = packing.pack(arguments)
+    assert (others, array.shape) == ([], (1, 11))
     found = packing.unpack_for(lambda *every: every)(jnp.asarray(array))
     assert all(map(np.array_equal, found, arguments))
 
@@ -98,7 +98,9 @@ def handed_over(monkeypatch):
     call = jax.stages.Compiled.__call__
 
     def counted(self, *arguments):
-        found.append(sum(not isinstance(each, jax.Array) for each in jax.tree.leaves(arguments)))
+        found.append(
+            sum(not isinstance(argument, jax.Array) for argument in jax.tree.leaves(arguments))
+        )
         return call(self, *arguments)
 
     monkeypatch.setattr(jax.stages.Compiled, "__call__", counted)
@@ -111,7 +113,7 @@ def counts_of(llm, mode, monkeypatch):
     asked = [llm.request("to be or not to be", params, index) for index in range(4)]
     engine = llm.engine_of(mode)
     k = 0 if mode == "ar" else None
-    begun, left = set(), {engine.add(dataclasses.replace(each, k=k)) for each in asked}
+    begun, left = set(), {engine.add(dataclasses.replace(request, k=k)) for request in asked}
     while begun != left:
         begun |= {event.request_id for event in engine.step() if event.token_ids}
     with monkeypatch.context() as patch:
@@ -171,9 +173,9 @@ def test_a_layout_that_is_off_by_a_column_is_seen(monkeypatch):
     """The planted fault: what is taken apart begins a column late."""
     arguments = drawn(np.random.default_rng(0))
     packing = Packing(structs(arguments), host_args=(1, 2, 3), host_or_device_args=(4,))
-    kept, array = packing.pack(arguments)
+    others, array = packing.pack(arguments)
     right = packing._unpack
     monkeypatch.setattr(packing, "_unpack", lambda a, c: right(jnp.roll(a, -1, axis=1), c))
-    found = packing.unpack_for(lambda *every: every)(*kept, jnp.asarray(array))
+    found = packing.unpack_for(lambda *every: every)(*others, jnp.asarray(array))
     same = map(np.array_equal, jax.tree.leaves(found)[1:], jax.tree.leaves(arguments)[1:])
     assert not any(same)

@@ -20,12 +20,12 @@ class Spec:
 
 
 def test_progress_counts_programs():
-    told = []
+    lines = []
     specs = {(n,): Spec([]) for n in range(3)}
-    assert compile_all(specs, None, lambda *done: told.append(done)) == {
+    assert compile_all(specs, None, lambda *done: lines.append(done)) == {
         name: name for name in specs
     }
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert lines == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_an_error_cancels_programs_not_begun():

@@ -102,7 +102,7 @@ def rounds(
     batch = simulation.batch(scenario, seed)
     sampling = jax.tree.map(lambda array: array[::4], batch)
     count = len(sampling.request)
-    target, draft = (simulation.logits(each) for each in (scenario.target, scenario.draft))
+    target, draft = (simulation.logits(law) for law in (scenario.target, scenario.draft))
     pending, start = np.zeros(count, np.int32), np.zeros(count, np.int32)
     said = nothing_said(count, simulation.VOCAB)
     said.prompt[:, 0] = True
@@ -111,15 +111,15 @@ def rounds(
         tree = using.draft(draft, pending, start, said, sampling, as_log_rates(rates))
         outcome, said, tokens = using.verify(target, pending, start, said, tree, sampling)
         accepted = np.asarray(outcome.accepted)
-        kept = np.arange(tokens.shape[1]) <= accepted[:, None]
-        yield Round(tree, outcome, np.where(kept, tokens, -1))
+        accepted_nodes = np.arange(tokens.shape[1]) <= accepted[:, None]
+        yield Round(tree, outcome, np.where(accepted_nodes, tokens, -1))
         pending, start = np.asarray(outcome.bonus), start + accepted + 1
 
 
 def p_value(scenario: Scenario, seed: int, using: Programs | None = None) -> float:
     """How unlikely the first tokens are under the true law."""
     done = itertools.islice(rounds(scenario, seed, using), scenario.count)
-    blocks = np.concatenate([each.emitted for each in done], axis=1)
+    blocks = np.concatenate([round_.emitted for round_ in done], axis=1)
     order = np.argsort(blocks < 0, axis=1, kind="stable")
     text = np.take_along_axis(blocks, order, axis=1)[:, : scenario.count]
     texts = text.reshape(len(scenario.settings), -1, scenario.count)

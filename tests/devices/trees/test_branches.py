@@ -210,17 +210,17 @@ def missed(texts):
 
 def check_q(new_drafter, texts, records, limit=K):
     """Records keep the q that the drafter draws their first nodes from."""
-    kept = jax.tree.map(np.asarray, records.proposal())
+    proposal = jax.tree.map(np.asarray, records.proposal())
     wanted = proposed_behind(new_drafter, texts, limit)[1]
     for slot in range(SLOTS):
         if REQUESTS[slot].temperature == 0:
             continue
-        for node in range(kept.length[slot]):
-            assert kept.tokens[slot, node] == wanted.tokens[slot, node]
-            order = [np.argsort(each.support[slot, node]) for each in (kept, wanted)]
+        for node in range(proposal.length[slot]):
+            assert proposal.tokens[slot, node] == wanted.tokens[slot, node]
+            order = [np.argsort(answer.support[slot, node]) for answer in (proposal, wanted)]
             for name in ("support", "q"):
-                both = (getattr(each, name)[slot, node] for each in (kept, wanted))
-                one, other = (each[at] for each, at in zip(both, order, strict=True))
+                both = (getattr(answer, name)[slot, node] for answer in (proposal, wanted))
+                one, other = (array[at] for array, at in zip(both, order, strict=True))
                 np.testing.assert_allclose(one, other, atol=1e-5)
 
 

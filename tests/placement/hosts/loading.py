@@ -27,7 +27,7 @@ class Recording(Random):
         self.read_of = dict.fromkeys(self.shapes, 0)
 
     def read_part(self, name, part):
-        self.read_of[name] += math.prod(each.stop - each.start for each in part)
+        self.read_of[name] += math.prod(dimension.stop - dimension.start for dimension in part)
         rng = np.random.default_rng(sum(name.encode()))  # alike in all processes
         return rng.normal(size=self.shapes[name]).astype(np.float32)[part]
 
@@ -56,7 +56,7 @@ def main() -> None:
     source, held, before = Recording(model), [], live()
     found = load_parameters(source, model, where="here", progress=lambda *_: held.append(live()))
     sums = [float(sharding.fully_addressable(array.astype("float32").sum())) for array in found]
-    told = {
+    report = {
         "read": source.read_of,
         "sizes": {name: math.prod(shape) for name, shape in source.shapes.items()},
         "cut": [name for name, struct in model.checkpoint_structs().items() if not whole(struct)],
@@ -64,7 +64,7 @@ def main() -> None:
         "weights": here(found),
         "sums": sums,
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
     compat.leave_job()
 
 

@@ -136,7 +136,7 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.astuple(value)
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
@@ -187,12 +187,12 @@ def joined(monkeypatch, left):
 
 
 @contextlib.contextmanager
-def decoding(monkeypatch, *, own: bool):
+def decoding(monkeypatch, *, mirrored: bool):
     """A `Pair` amid decoding; with `own` the drafter is on the target's devices."""
     left: list[str] = []
     with joined(monkeypatch, left) as (first, second):
         here, there = (Scripted(), Scripted()), (Scripted(), Scripted())
-        roles = SimpleNamespace(target=there[0], drafter=there[1] if own else None)
+        roles = SimpleNamespace(target=there[0], drafter=there[1] if mirrored else None)
         loaded = threading.Event()
 
         def load(report: str) -> None:
@@ -203,5 +203,5 @@ def decoding(monkeypatch, *, own: bool):
         threading.Thread(target=second.follow, args=about, daemon=True).start()
         engine, _ = first.new_engine("sd", K, lambda: None)
         drafter = MirroredDrafter(first, engine, here[1])
-        target = MirroredTarget(first, engine, here[0], drafter if own else None)
+        target = MirroredTarget(first, engine, here[0], drafter if mirrored else None)
         yield Pair(first, second, target, drafter, here, there, left, loaded)

@@ -27,8 +27,8 @@ def free_port() -> int:
 
 def environment(**more: str) -> dict[str, str]:
     flags = os.environ.get("XLA_FLAGS", "").split()
-    kept = [flag for flag in flags if "device_count" not in flag]
-    flags = " ".join([f"--xla_force_host_platform_device_count={DEVICES}", *kept])
+    others = [flag for flag in flags if "device_count" not in flag]
+    flags = " ".join([f"--xla_force_host_platform_device_count={DEVICES}", *others])
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     changed = {"XLA_FLAGS": flags, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **changed, **more}

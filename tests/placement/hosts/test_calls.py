@@ -33,7 +33,7 @@ from tests.wire.ends import ended
 LENGTHS = np.array([4, -1], np.int32)
 
 
-def rounds(pair, *, own=True):
+def rounds(pair, *, mirrored=True):
     """A prompt and two rounds, each with its proposal, and one ahead; all outcomes."""
     params = SamplingParams(temperature=0.5, seed=2**63 + 5, logit_bias={3: 1.5})
     opening = SlotOpening(
@@ -42,14 +42,14 @@ def rounds(pair, *, own=True):
     pair.target.open(opening)
     pair.target.prefill(1, [5, 6], 0)
     pair.target.set_pages(1, [3, 4, 9])
-    if own:
+    if mirrored:
         pair.drafter.open(opening)
         pair.drafter.set_pages(1, [3, 4, 9])
         pair.drafter.prefill(1, [5, 6, 7], 0, last=True)
     found = [pair.target.score(1, [6, 7]).read(), pair.target.prefill_last(1, [7], 2).read()]
     batch = draft_batch(SLOTS, K + 1)._replace(limit=np.array([0, K], np.int32))
     for _ in range(2):
-        drafted = (pair.drafter if own else pair.here[1]).propose(batch)
+        drafted = (pair.drafter if mirrored else pair.here[1]).propose(batch)
         logits = pair.target.forward(np.array([1, 2], np.int32), LENGTHS, drafted)
         pending = pair.target.accept(logits, pair.drafter.proposal())
         found.append(pending.read())
@@ -57,19 +57,19 @@ def rounds(pair, *, own=True):
     return [*found, ahead.read()]
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_followers_make_the_same_calls(monkeypatch, own):
-    with decoding(monkeypatch, own=own) as pair:
-        rounds(pair, own=own)
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_followers_make_the_same_calls(monkeypatch, mirrored):
+    with decoding(monkeypatch, mirrored=mirrored) as pair:
+        rounds(pair, mirrored=mirrored)
         eventually(lambda: len(pair.there[0].calls) == len(pair.here[0].calls))
         assert pair.there[0].calls == pair.here[0].calls
-        assert pair.there[1].calls == (pair.here[1].calls if own else [])
+        assert pair.there[1].calls == (pair.here[1].calls if mirrored else [])
         assert not pair.left
 
 
 def test_calls_go_on_while_all_load_programs(monkeypatch):
     """The leader waits for its followers, and then makes another engine."""
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         loaded = []
         thread = threading.Thread(
             target=pair.leader.load, args=("logprobs", lambda: loaded.append(True)), daemon=True
@@ -90,7 +90,7 @@ def test_calls_go_on_while_all_load_programs(monkeypatch):
 
 
 def test_a_host_that_cannot_load_programs_ends_all_with_the_reason(monkeypatch):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.may_load.set()
         monkeypatch.setattr(pair.there[0], "note", lambda *_: 1 / 0)
         with pytest.raises(SsdError, match=r"host 1 of 2 .* is lost: division by zero"):
@@ -130,15 +130,15 @@ def dropping_a_message(replay, monkeypatch):
 
 
 def swapping_two(replay, monkeypatch):
-    works, kept = Replay.make, []
+    works, replaced = Replay.make, []
 
     def make(self, call, frame):
-        if self.calls.count == 2 and not kept:
-            kept.append((call, frame))
+        if self.calls.count == 2 and not replaced:
+            replaced.append((call, frame))
             return None
         found = works(self, call, frame)
-        if kept:
-            works(self, *kept.pop())
+        if replaced:
+            works(self, *replaced.pop())
         return found
 
     monkeypatch.setattr(Replay, "make", make)
@@ -154,7 +154,7 @@ def swapping_two(replay, monkeypatch):
 )
 def test_a_follower_whose_calls_differ_is_noticed(monkeypatch, fault, words):
     fault(Replay, monkeypatch)
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         with pytest.raises(DeviceError, match=words) as raised:
             many_rounds(pair)
         assert "host 1 of 2" in str(raised.value)
@@ -175,7 +175,7 @@ def behind(monkeypatch):
 
 
 def test_outcomes_of_a_host_that_is_behind_are_compared(monkeypatch, behind):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.there[0].note("on which outcomes depend")
         many_rounds(pair)
         assert not pair.left
@@ -185,7 +185,7 @@ def test_outcomes_of_a_host_that_is_behind_are_compared(monkeypatch, behind):
 
 def test_a_host_too_far_behind_to_be_compared_is_lost(monkeypatch, behind):
     monkeypatch.setattr(comparing, "MAX_OUTCOMES", 100)
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         with pytest.raises(DeviceError, match=r"host 1 of 2 .* more than 50 outcomes behind"):
             many_rounds(pair)
         behind.set()
@@ -193,12 +193,12 @@ def test_a_host_too_far_behind_to_be_compared_is_lost(monkeypatch, behind):
 
 def test_outcomes_that_the_leader_does_not_read_are_forgotten(monkeypatch):
     monkeypatch.setattr(comparing, "MAX_OUTCOMES", 100)
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.target.open(SlotOpening(1, SamplingParams()))
         pendings = [pair.target.prefill_last(1, [7], 2) for _ in range(300)]
         eventually(lambda: pair.leader._outcomes._last_dropped > 100)
-        for each in pendings:
-            each.read()
+        for pending in pendings:
+            pending.read()
         many_rounds(pair)
         eventually(pair.follower._outcomes.empty)
         assert len(pair.leader._outcomes._digests) <= 100
@@ -226,7 +226,7 @@ def test_a_follower_makes_listed_calls_alone_with_arguments_of_their_types(role,
 
 
 def test_hosts_take_bonus_tokens_and_logits_of_the_last_call_alone(monkeypatch):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.target.open(SlotOpening(1, SamplingParams()))
         pair.target.prefill_last(1, [7], 2)
         with pytest.raises(ValueError, match="bonus tokens of the last accept alone"):
@@ -242,14 +242,14 @@ def test_an_outcome_of_any_number_of_calls_is_encoded():
 
 
 def test_an_error_of_a_follower_ends_all_by_its_name(monkeypatch):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.there[0].prefill_last = None
         with pytest.raises(DeviceError, match=r"host 1 of 2 .* is lost: 'NoneType'"):
             many_rounds(pair)
 
 
 def test_a_hanging_program_is_not_waited_for_when_a_host_is_lost(monkeypatch):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.here[0].forward = lambda *_: threading.Event().wait()
         threading.Timer(0.3, pair.follower._link.close).start()
         with pytest.raises(DeviceError, match=r"host 1 of 2 .* is lost: its connection was closed"):
@@ -266,7 +266,7 @@ class Fewer:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_followers_are_told_what_was_chosen(monkeypatch, wrong):
     """The fault: the leader's drafter is what chooses, behind what followers are told."""
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         drafter = TunedDrafter(pair.drafter, Fewer())
         if wrong:
             pair.drafter._drafter = TunedDrafter(pair.here[1], Fewer())
@@ -280,7 +280,7 @@ def test_followers_are_told_what_was_chosen(monkeypatch, wrong):
 
 
 def test_followers_give_up_what_was_only_measured(monkeypatch):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         pair.target.close()
         with contextlib.suppress(DeviceError):
             pair.target.open(SlotOpening(1, SamplingParams()))
@@ -289,7 +289,7 @@ def test_followers_give_up_what_was_only_measured(monkeypatch):
 
 
 def test_unread_outcomes_do_not_make_a_host_lost(monkeypatch):
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         rounds(pair)
         pair.leader.close()
         eventually(lambda: pair.follower._ended)
@@ -306,7 +306,7 @@ def test_a_leader_that_takes_no_more_before_it_is_heard_to_end_is_not_lost(monke
         if frame:  # no beat
             raise BrokenPipeError
 
-    with decoding(monkeypatch, own=True) as pair:
+    with decoding(monkeypatch, mirrored=True) as pair:
         monkeypatch.setattr(pair.follower._link, "send", gone)
         pair.follower._outcomes.put((99, pair.there[0].pending()))
         eventually(pair.follower._outcomes.empty)
@@ -377,16 +377,16 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
         None,  # says nothing
     ]
     links = []
-    for known, greeting in [("guess", None), *((token, each) for each in greetings)]:
+    for known, greeting in [("guess", None), *((token, secret) for secret in greetings)]:
         links.append(Frames(socket.create_connection((host, int(port))), 60.0))
         with contextlib.suppress(RefusedError):
             enter(links[-1], known.encode(), 60.0)
             if greeting is not None:
                 links[-1].send(greeting)
-    for each in links:
+    for link in links:
         with pytest.raises(OSError, match=r"closed|reset"):
-            each.receive()
-    assert all(ended(each) for each in strangers)
+            link.receive()
+    assert all(ended(stranger) for stranger in strangers)
     assert not made
     follower = Frames(socket.create_connection((host, int(port))), 60.0)
     enter(follower, token.encode(), 60.0)
@@ -418,8 +418,8 @@ def test_a_follower_is_kept_while_strangers_are_silent_and_others_come():
     assert made
     assert not left
     made[0].close()
-    for each in (first, second):
-        each.close()
+    for peer in (first, second):
+        peer.close()
 
 
 def test_a_host_that_takes_nothing_holds_up_no_other_from_ending(monkeypatch):
@@ -443,8 +443,8 @@ def test_a_host_that_takes_nothing_holds_up_no_other_from_ending(monkeypatch):
         eventually(lambda: left.keys() >= {0, 2})
     assert left[0] == left[2]
     assert left[0].endswith("is lost: it was silent")
-    for each in both:
-        each.close()
+    for peer in both:
+        peer.close()
 
 
 @pytest.mark.parametrize("number", ["::1", "127.0.0.1"])

@@ -103,7 +103,7 @@ def test_other_weights_or_none_are_refused_everywhere_by_the_same_message(folder
     (folders / other).mkdir(exist_ok=True)
     pair = {0: folders / "one", 1: folders / other}
     with Processes(*GENERATE, "--prompt=abc", folders=pair) as processes:
-        (leader, _, one), (follower, _, told) = processes.ended()
+        (leader, _, one), (follower, _, said) = processes.ended()
     assert leader == follower == 2
     assert all(word in one for word in words)
-    assert one.splitlines()[-1].split(": ", 1)[1] == told.splitlines()[-1].split(": ", 1)[1]
+    assert one.splitlines()[-1].split(": ", 1)[1] == said.splitlines()[-1].split(": ", 1)[1]

@@ -23,12 +23,12 @@ def test_a_host_reads_and_holds_its_part(dtype):
         ends = processes.ended()
     assert [status for status, *_ in ends] == [0, 0], "\n".join(words for *_, words in ends)
     for _, output, _ in ends:
-        told = json.loads(output.splitlines()[-1])
-        sizes = told["sizes"]
-        assert sum(sizes[name] for name in told["cut"]) > 0.8 * sum(sizes.values())
+        report = json.loads(output.splitlines()[-1])
+        sizes = report["sizes"]
+        assert sum(sizes[name] for name in report["cut"]) > 0.8 * sum(sizes.values())
         for name, size in sizes.items():
-            assert told["read"][name] == (size // 2 if name in told["cut"] else size), name
+            assert report["read"][name] == (size // 2 if name in report["cut"] else size), name
         largest = max(sizes.values()) * 4  # of two devices, in the widest dtype, copied
-        assert told["held"] <= told["weights"] + 2 * largest
+        assert report["held"] <= report["weights"] + 2 * largest
         expected = [float(np.asarray(array, np.float32).sum()) for array in alone]
-        np.testing.assert_allclose(told["sums"], expected, rtol=1e-4, atol=1e-2)
+        np.testing.assert_allclose(report["sums"], expected, rtol=1e-4, atol=1e-2)

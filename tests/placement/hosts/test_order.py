@@ -49,20 +49,20 @@ def within(module: hlo.Module, names: Iterable[str]) -> Iterable[hlo.Instruction
         name = left.pop()
         if name in module.computations and name not in seen:
             seen.add(name)
-            for each in module.computations[name]:
-                yield each
-                left += _NAME.findall(each.rest)
+            for computation in module.computations[name]:
+                yield computation
+                left += _NAME.findall(computation.rest)
 
 
 def sends_where_it_branches(program) -> bool:
     module = hlo.read(program.as_text())
-    sent = {each.name for each in module.collectives()}
+    sent = {collective.name for collective in module.collectives()}
     branches = [
         name
-        for each in module.instructions("conditional", "while")
-        for name in _NAME.findall(each.rest)
+        for instruction in module.instructions("conditional", "while")
+        for name in _NAME.findall(instruction.rest)
     ]
-    return any(each.name in sent for each in within(module, branches))
+    return any(instruction.name in sent for instruction in within(module, branches))
 
 
 @pytest.mark.more

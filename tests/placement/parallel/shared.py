@@ -64,10 +64,10 @@ def sharing(
             workers.append(ends.enter_context(_worker(hello, draft, patience)))
         parts: list[Any] = [worker.remote for worker in workers]
         if layout.parts > 1:
-            each = layout.parts
-            parts = [by_branches(parts[n : n + each]) for n in range(0, len(parts), each)]
-        whole = by_slots(parts, SLOTS) if len(parts) > 1 else parts[0]
-        yield Shared(run_of(whole, backup=backup), workers)
+            size = layout.parts
+            parts = [by_branches(parts[n : n + size]) for n in range(0, len(parts), size)]
+        joined = by_slots(parts, SLOTS) if len(parts) > 1 else parts[0]
+        yield Shared(run_of(joined, backup=backup), workers)
 
 
 @contextmanager

@@ -51,8 +51,8 @@ class Sharing(Host):
 
             of_groups: list[Any] = []
             for _ in range(self.groups):
-                each = [part(number) for number in range(self.parts)]
-                of_groups.append(DraftByBranches(each) if self.parts > 1 else each[0])
+                drafts = [part(number) for number in range(self.parts)]
+                of_groups.append(DraftByBranches(drafts) if self.parts > 1 else drafts[0])
             together = of_groups[0]
             if self.groups > 1:
                 together = DraftBySlots(of_groups, self.slots)

@@ -114,9 +114,9 @@ class Told:
 
 def test_workers_that_slots_do_not_reach_are_idle():
     workers = [Told() for _ in range(4)]
-    told = no_promotion(5, Told.k)
-    told.position[:] = range(5)
-    asked_records(DraftBySlots(workers, slots=5), told)
+    promotion = no_promotion(5, Told.k)
+    promotion.position[:] = range(5)
+    asked_records(DraftBySlots(workers, slots=5), promotion)
     assert [worker.positions for worker in workers] == [[0, 1], [2, 3], [4, IDLE], []]
 
 
@@ -138,10 +138,12 @@ def test_a_worker_that_is_gone_costs_its_own_share(layout):
         shared.run.until(lambda _causes: shared.workers[0].remote.counters["dead"] > 5)
         shared.run.target.verified.clear()
         shared.run.generate()
-        found, own = proposed(shared.run), layout.slots_per_worker(SLOTS)
+        found, share = proposed(shared.run), layout.slots_per_worker(SLOTS)
         assert found  # the others' branches are hit
         # Those of other groups know nothing of it.
-        others = [[each for each in run if each[0] >= own] for run in (found, undisturbed)]
+        others = [
+            [proposal for proposal in run if proposal[0] >= share] for run in (found, undisturbed)
+        ]
         assert others[0] == others[1]
         for worker in shared.workers[1:]:
             assert not {"late", "dead", "stale"} & {*worker.remote.counters}

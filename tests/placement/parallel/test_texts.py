@@ -55,12 +55,12 @@ def inline(pair):
     """A model, and what makes its draft of so many parts, in this process."""
     llm = opened(pair, slots=2, budget=str(M), backup="draft")
     loaded = llm.loaded
-    whole = loaded.inline.branching()[-1]
-    programs = {1: whole}
+    branching = loaded.inline.branching()[-1]
+    programs = {1: branching}
 
     def draft(parts):
         if parts not in programs:
-            programs[parts] = ExpansionPrograms(whole.base, share(M, parts), whole)
+            programs[parts] = ExpansionPrograms(branching.base, share(M, parts), branching)
         made = [OnHost([programs[parts]], loaded.inline.parameters()) for _ in range(parts)]
         return made[0] if parts == 1 else DraftByBranches(made)
 
@@ -129,8 +129,8 @@ def test_remote_workers_share_slots_or_branches(pair, worker, expected, split):
         found = outputs(llm, requests(llm, "coupled"), "ssd")
         assert ids(found) == expected
         assert workers.hits(found) > 1
-        for each in llm.loaded.worker.workers:
-            assert not {"late", "dead", "stale"} & {*each.counters}
+        for draft_worker in llm.loaded.worker.workers:
+            assert not {"late", "dead", "stale"} & {*draft_worker.counters}
 
 
 @pytest.mark.slow  # `test_sharing.py` has it by default, with a scripted worker
@@ -159,8 +159,8 @@ def test_a_worker_that_is_killed_costs_its_share_until_it_is_back(pair, expected
 
 
 def patient(llm):
-    for each in llm.loaded.worker.workers:
-        each.patience = 120.0
+    for worker in llm.loaded.worker.workers:
+        worker.patience = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,8 @@ class Sharing(TreeHost):
             toy.activity = together.activity
             return ForToys(together)
 
-        whole = replace(self, budget=self.budget * self.parts)
-        return super(Sharing, whole).engine(noise, occurrences, several)
+        joined = replace(self, budget=self.budget * self.parts)
+        return super(Sharing, joined).engine(noise, occurrences, several)
 
 
 SETTINGS = {

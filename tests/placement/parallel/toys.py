@@ -26,8 +26,8 @@ class PartOfToys:
 
     def proposal(self: Any) -> Any:
         found = np.full(self.slots, None, object)
-        for slot, each in super().proposal().items():  # type: ignore[misc]
-            found[slot] = each
+        for slot, proposed in super().proposal().items():  # type: ignore[misc]
+            found[slot] = proposed
         return Proposal(found, found, found, found)
 
     def close(self) -> None:
@@ -62,7 +62,9 @@ class RecordsForToys:
 
     def proposal(self) -> dict[int, Any]:
         found = self._answer.proposal().q
-        return {slot: each for slot, each in enumerate(found) if isinstance(each, Proposed)}
+        return {
+            slot: proposed for slot, proposed in enumerate(found) if isinstance(proposed, Proposed)
+        }
 
 
 class Part(PartOfToys, ToyDraft):

@@ -88,12 +88,12 @@ class Patient:
 
 def measure(which: list[str], times: int, target: str = TARGET, **settings) -> dict[str, list]:
     """Seconds by fault."""
-    whole = placement.DraftWorker
-    placement.DraftWorker = functools.partial(whole, command=faults.command())
+    worker_class = placement.DraftWorker
+    placement.DraftWorker = functools.partial(worker_class, command=faults.command())
     try:
         llm = LLM(target, mode="ssd", draft="default", draft_placement="process", **settings)
     finally:
-        placement.DraftWorker = whole
+        placement.DraftWorker = worker_class
     with llm:
         patient = Patient(llm)
         patient.live(CALM)

@@ -77,8 +77,8 @@ def _connections(path: str, count: int, said: bytes) -> None:
         opened.append(found)
         if said or len(opened) == 500:  # our own files have an end, too
             time.sleep(0.0 if said else 0.2)
-            for each in opened:
-                each.close()
+            for opening in opened:
+                opening.close()
             opened.clear()
 
 

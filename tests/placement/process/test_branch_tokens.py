@@ -25,9 +25,9 @@ def asked():
         remote = run.draft
         remote.open(SlotOpening(0, SamplingParams()))
         remote.prefill(0, [said_at(at) for at in range(PROMPT)], 0)
-        told = no_promotion(SLOTS, K)
-        told.position[0], told.pending[0] = PROMPT - 1, said_at(PROMPT - 1)
-        asked_records(remote, told)
+        promotion = no_promotion(SLOTS, K)
+        promotion.position[0], promotion.pending[0] = PROMPT - 1, said_at(PROMPT - 1)
+        asked_records(remote, promotion)
         counts = np.zeros((SLOTS, K + 1), np.int32)
         counts[0, 0] = M
         branches = asked_branches(remote, counts, K)

@@ -130,13 +130,13 @@ def drafting(connect):
 
 def records(*rows):
     """A promotion of records: at a position, after these tokens, of a branch or none."""
-    told = no_promotion(SLOTS, K)
+    promotion = no_promotion(SLOTS, K)
     for slot, (position, committed, winner) in enumerate(rows):
-        told.position[slot], told.pending[slot] = position, [3, *committed][-1]
-        told.committed[slot, : len(committed)] = committed
-        told.winner[slot], told.limit[slot] = winner, K * (winner >= 0)
-        told.tokens[slot] = 40 * (winner >= 0)
-    return told
+        promotion.position[slot], promotion.pending[slot] = position, [3, *committed][-1]
+        promotion.committed[slot, : len(committed)] = committed
+        promotion.winner[slot], promotion.limit[slot] = winner, K * (winner >= 0)
+        promotion.tokens[slot] = 40 * (winner >= 0)
+    return promotion
 
 
 @pytest.mark.parametrize("late", [False, True])

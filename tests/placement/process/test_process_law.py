@@ -67,7 +67,7 @@ def test_texts_follow_the_law_when_a_fifth_of_the_q_is_lost_and_lengths_vary(
     # The answer that was not waited for may come when the next round has been sent.
     assert {*draft.counters} <= {"connections", "ignored", "overtaken"}
     assert draft.counters["connections"] == 1
-    rates = [each["hit_rate"] for each in metrics if each["hit_rate"] is not None]
+    rates = [metric["hit_rate"] for metric in metrics if metric["hit_rate"] is not None]
     assert 0.1 < np.mean(rates) < 0.99
 
 

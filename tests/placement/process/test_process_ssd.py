@@ -101,8 +101,8 @@ def test_text_equals_autoregressive_decoding(request, fixture, backup):
     assert {0, 3} <= set(compared.proposed)
     assert [one.token_ids for one in found] == [one.token_ids for one in outputs(llm, asked, "ar")]
     metrics = [one.metrics for one in found if one.metrics["hit_rate"] is not None]
-    assert 0 < np.mean([each["hit_rate"] for each in metrics]) < 1
-    assert {cause for each in metrics for cause in each["miss_causes"]} == {"miss"}
+    assert 0 < np.mean([metric["hit_rate"] for metric in metrics]) < 1
+    assert {cause for metric in metrics for cause in metric["miss_causes"]} == {"miss"}
 
 
 def shuffle_outcomes(draft):
@@ -129,8 +129,8 @@ class Shuffled:
         if not isinstance(found, BranchTokens):
             return found
         if found is not self._before:
-            whole = (found.bonus >= 0).all(axis=1, keepdims=True)
-            bonus = np.where(whole, np.roll(found.bonus, 1, axis=1), found.bonus)
+            complete = (found.bonus >= 0).all(axis=1, keepdims=True)
+            bonus = np.where(complete, np.roll(found.bonus, 1, axis=1), found.bonus)
             self._before, self._shuffled = found, found._replace(bonus=bonus)
         return self._shuffled
 
@@ -251,7 +251,7 @@ def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike,
 def test_mode_sd_runs_beside_a_draft_in_a_process(many):
     asked = requests(many, many.config.verify)
     one, other = (outputs(many, asked, mode) for mode in ("ar", "sd"))
-    assert [each.token_ids for each in one] == [each.token_ids for each in other]
+    assert [output.token_ids for output in one] == [output.token_ids for output in other]
 
 
 @pytest.mark.more

@@ -72,16 +72,16 @@ def test_a_q_whose_sum_is_off_is_refused(off):
     assert not taken(first)
 
 
-@pytest.mark.parametrize(("right", "kept"), [((1, 0), [True, False]), ((0, 1), [False, False])])
-def test_tokens_before_the_first_malformed_q_keep_theirs(right, kept):
+@pytest.mark.parametrize(("right", "expected"), [((1, 0), [True, False]), ((0, 1), [False, False])])
+def test_tokens_before_the_first_malformed_q_keep_theirs(right, expected):
     q = np.full(8, 0.125)
     proposals = HostProposals(1, 2, len(q), IDS)
     proposals.put(np.int32([TOKENS]), np.int32([2]))
-    told = np.where(np.array(right, bool)[:, None], q, np.nan)
-    assert proposals.put_q(np.array([0]), winner(told)) == 1
+    shipped = np.where(np.array(right, bool)[:, None], q, np.nan)
+    assert proposals.put_q(np.array([0]), winner(shipped)) == 1
     points = np.arange(len(q)) == 0
     np.testing.assert_array_equal(
-        proposals.proposal().q[0], np.where(np.array(kept)[:, None], q, points)
+        proposals.proposal().q[0], np.where(np.array(expected)[:, None], q, points)
     )
 
 

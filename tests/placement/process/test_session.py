@@ -82,9 +82,9 @@ def test_a_forward_begins_when_the_one_before_it_has_ended_and_before_it_is_told
     session = DraftSession(HELLO, lambda: draft, lambda: False)
     for message in (HELLO, OPEN, PREFILL, RECORDS):
         list(session.handle(message))
-    for told, _ in enumerate(session.handle(EXPAND), 1):
-        assert asked == (["branch_tokens", "grow"] * told)[: 2 * K - 1]
-    assert told == K
+    for count, _ in enumerate(session.handle(EXPAND), 1):
+        assert asked == (["branch_tokens", "grow"] * count)[: 2 * K - 1]
+    assert count == K
 
 
 def test_q_is_sent_for_sampled_rows_alone():

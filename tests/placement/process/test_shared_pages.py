@@ -72,14 +72,18 @@ class Link:
 
     def reused(self):
         """By slot."""
-        return {each.opening.slot: each.opening.reused for each in self.sent if type(each) is Open}
+        return {
+            message.opening.slot: message.opening.reused
+            for message in self.sent
+            if type(message) is Open
+        }
 
     def prompt(self, slot):
         return [
             token
-            for each in self.sent
-            if isinstance(each, Prefill) and each.slot == slot
-            for token in each.tokens.tolist()
+            for message in self.sent
+            if isinstance(message, Prefill) and message.slot == slot
+            for token in message.tokens.tolist()
         ]
 
 
@@ -154,9 +158,9 @@ def test_reuse_beyond_the_pages_is_refused():
 
 def no_record(slot, position):
     """A record of the pending token alone, in a slot."""
-    told = no_promotion(2, 2)
-    told.position[slot] = position
-    return told
+    promotion = no_promotion(2, 2)
+    promotion.position[slot] = position
+    return promotion
 
 
 def rounds(draft, position):
@@ -166,7 +170,7 @@ def rounds(draft, position):
 
 
 def kinds(link):
-    return [type(each) for each in link.sent]
+    return [type(message) for message in link.sent]
 
 
 def test_a_worker_is_told_of_more_pages_before_the_round_that_writes_to_them():

@@ -138,8 +138,8 @@ def test_the_largest_messages_fit():
     large = Open(number=2**62, epoch=2**31 - 1, opening=opening)
     most = message_size(HELLO)
     assert len(codec.encode(large)) < most
-    whole = np.full((SLOTS, HELLO.context), 1, np.int32)
-    assert len(codec.encode(msgspec.structs.replace(RECORDS, committed=whole))) < most
+    ids = np.full((SLOTS, HELLO.context), 1, np.int32)
+    assert len(codec.encode(msgspec.structs.replace(RECORDS, committed=ids))) < most
 
 
 def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):

@@ -50,12 +50,12 @@ def test_a_session_tells_of_its_work_piece_by_piece():
 
 def rounds_of(run):
     """Completes three requests; their rounds as (began, what the worker did, ended)."""
-    found, told = [], run.draft.activity
+    found, measured = [], run.draft.activity
     began = time.perf_counter()
 
     def activity():
         nonlocal began
-        found.append((began, told(), time.perf_counter()))
+        found.append((began, measured(), time.perf_counter()))
         return found[-1][1]
 
     run.draft.activity = activity
@@ -78,10 +78,10 @@ def test_the_work_of_a_worker_lies_within_the_rounds_of_its_engine():
     with served() as run:
         rounds = rounds_of(run)
     assert_within(rounds)
-    spans = [each for _, activity, _ in rounds for each in activity.spans]
+    spans = [span for _, activity, _ in rounds for span in activity.spans]
     assert len(spans) > 3 * K
-    assert {slot for each in spans for slot in each.slots} == {0, 1}
-    expanded = sum(each.kind == "expand" for each in spans)
+    assert {slot for span in spans for slot in span.slots} == {0, 1}
+    expanded = sum(span.kind == "expand" for span in spans)
     assert sum(activity.bytes for _, activity, _ in rounds) > 100 * expanded > 0
 
 
@@ -95,7 +95,7 @@ def test_a_worker_process_has_the_clock_of_its_engine():
 
 def test_a_worker_that_works_in_the_future_or_lies_twice_spoils_figures_alone():
     def later(answer, said):
-        work = tuple(Work(each.kind, each.begin + 1e3, each.end + 1e3) for each in answer.work)
+        work = tuple(Work(span.kind, span.begin + 1e3, span.end + 1e3) for span in answer.work)
         return [replace(answer, work=work)]
 
     def unless_welcome(change):
@@ -105,7 +105,7 @@ def test_a_worker_that_works_in_the_future_or_lies_twice_spoils_figures_alone():
         for _, activity, now in rounds_of(run):
             assert all(begin <= end <= now for _, begin, end, *_ in activity.spans)
     with served(unless_welcome(lambda answer, said: [answer, answer])) as run:
-        begins = [each.begin for _, done, _ in rounds_of(run) for each in done.spans]
+        begins = [span.begin for _, done, _ in rounds_of(run) for span in done.spans]
         assert len(set(begins)) == len(begins)
 
 
@@ -114,8 +114,8 @@ def test_work_for_an_earlier_request_counts_for_no_request():
         run.generate(count=1)
         run.draft.activity()
         link, epochs = run.draft.streams.current, run.draft.epochs.copy()
-        told = SimpleNamespace(slots=np.array([0]), epochs=epochs[:1])
+        promotion = SimpleNamespace(slots=np.array([0]), epochs=epochs[:1])
         for current in (True, False):
-            link._work._spans.append((Busy("grow", 1.0, 2.0), told))
+            link._work._spans.append((Busy("grow", 1.0, 2.0), promotion))
             (one,) = link.activity(epochs if current else epochs + 1).spans
             assert list(one.slots) == [0] * current

@@ -64,8 +64,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for each in (self._open, *self._abandoned):
-            each.set()
+        for connection in (self._open, *self._abandoned):
+            connection.set()
         self.cut()
 
     def _accept(self) -> None:

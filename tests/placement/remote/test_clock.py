@@ -61,10 +61,10 @@ def test_work_is_told_in_the_engines_time(shared, ahead):
     streams = WorkerStreams(connect, counters, lambda: server.address)
     draft = RemoteDraft(HELLO, streams, patience=30.0)
     spans = []
-    told = draft.activity
+    measured = draft.activity
 
     def activity():
-        found = told()
+        found = measured()
         spans.extend((span, time.perf_counter()) for span in found.spans)
         return found
 

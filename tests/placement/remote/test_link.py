@@ -49,8 +49,8 @@ def linked(patience=0.3, seed=0, **settings):
     finally:
         draft.close()
         proxy.close()
-        for each in servers:
-            each.stop()
+        for started in servers:
+            started.stop()
 
 
 def test_a_worker_that_is_killed_and_started_again_is_found_at_its_address():

@@ -83,7 +83,7 @@ def test_trees_of_a_remote_draft_say_what_decoding_token_by_token_says(root, wor
 def test_greedy_text_under_the_ratio_rule_equals_autoregressive_decoding(root, worker):
     with opened(root, worker.address, verify="ratio") as llm:
         asked = requests(llm, "ratio")
-        greedy = [n for n, each in enumerate(asked) if each.params.temperature == 0]
+        greedy = [n for n, request in enumerate(asked) if request.params.temperature == 0]
         said, found = outputs(llm, asked, "ar"), outputs(llm, asked, "ssd")
         assert [ids(found)[n] for n in greedy] == [ids(said)[n] for n in greedy]
         assert hits(found) > 0
@@ -94,10 +94,10 @@ def test_engines_share_a_worker_and_none_waits_for_the_other(root, worker, llm, 
     """The second wants something else; both have hits while both run."""
     with opened(root, worker.address, k="2", slots=2) as other, ThreadPoolExecutor(2) as pool:
         asked = [(llm, requests(llm, "coupled")), (other, requests(other, "coupled"))]
-        found = [pool.submit(outputs, *each, "ssd") for each in asked]
-        for each in found:
-            assert ids(each.result(300)) == expected
-            assert hits(each.result()) > 0
+        found = [pool.submit(outputs, *case, "ssd") for case in asked]
+        for future in found:
+            assert ids(future.result(300)) == expected
+            assert hits(future.result()) > 0
 
 
 @pytest.mark.more
@@ -120,7 +120,7 @@ def test_a_worker_that_is_gone_costs_speed_alone_and_is_found_again(root):
                 if not engine.has_work:
                     break
             assert [found[n].token_ids for n in sorted(found)] == expected
-            assert any("dead" in (each.metrics["miss_causes"] or ()) for each in found.values())
+            assert any("dead" in (output.metrics["miss_causes"] or ()) for output in found.values())
             worker = start(root, listen=worker.address)
             again = []
 
@@ -180,9 +180,9 @@ def test_a_worker_that_loads_for_ever_ends_when_it_is_told_to(root, end):
 def test_an_engine_that_is_told_to_end_leaves_nothing_and_the_worker_serves_the_next(
     root, llm, worker, expected, tmp_path, end
 ):
-    prompts, kept = tmp_path / "prompts.jsonl", tmp_path / "kept"
+    prompts, directory = tmp_path / "prompts.jsonl", tmp_path / "kept"
     prompts.write_text('{"prompt": "abc"}\n' * 99)
-    kept.mkdir()
+    directory.mkdir()
     words = (
         *("--mode=ssd", "--k=3", "--dtype=float32", "--context=320", "--slots=1", "--json"),
         *(f"--prompt_file={prompts}", "--max_tokens=300", "--ignore_eos"),
@@ -192,7 +192,7 @@ def test_an_engine_that_is_told_to_end_leaves_nothing_and_the_worker_serves_the_
         [sys.executable, "-m", "ssd_jax", "generate", *words,
          f"--draft_placement=remote:{worker.address}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "TMPDIR": str(kept)}, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(directory)}, start_new_session=True,
     )  # fmt: skip
     assert engine.stdout.readline(), engine.communicate()  # in the middle of the next text
     engine.send_signal(end)
@@ -200,7 +200,7 @@ def test_an_engine_that_is_told_to_end_leaves_nothing_and_the_worker_serves_the_
     assert engine.returncode in (128 + end, -end)
     with pytest.raises(ProcessLookupError):
         os.killpg(engine.pid, 0)
-    assert list(kept.iterdir()) == []
+    assert list(directory.iterdir()) == []
     assert ids(outputs(llm, requests(llm, "coupled"), "ssd")) == expected
 
 
@@ -367,8 +367,8 @@ def test_a_draft_that_cannot_be_served_is_refused_before_the_worker_listens(
 
 
 def test_only_a_draft_that_takes_tensors_has_its_target_opened(root, tmp_path):
-    whole = str(root / "draft")
-    assert serving.worker_models(whole, "nowhere") == (whole, None)
+    target_path = str(root / "draft")
+    assert serving.worker_models(target_path, "nowhere") == (target_path, None)
     (tmp_path / "config.json").write_text('{"ssd_jax_draft": {}}')
     with pytest.raises(InputError, match="nowhere"):
         serving.worker_models(str(tmp_path), str(tmp_path / "nowhere"))

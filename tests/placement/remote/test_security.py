@@ -32,11 +32,11 @@ def files(tmp_path_factory):
     """Paths: two authorities, a certificate of either end, a token."""
     path = tmp_path_factory.mktemp("files")
     found = {"token": secret(path / "token")}
-    ours, theirs = trustme.CA(), trustme.CA()
-    for name, authority in (("ca", ours), ("other", theirs)):
+    trusted, untrusted = trustme.CA(), trustme.CA()
+    for name, authority in (("ca", trusted), ("other", untrusted)):
         authority.cert_pem.write_to_path(str(path / name))
         found[name] = str(path / name)
-    for end, authority in (("worker", ours), ("engine", ours), ("stranger", theirs)):
+    for end, authority in (("worker", trusted), ("engine", trusted), ("stranger", untrusted)):
         made = authority.issue_cert("127.0.0.1", "localhost", FAR)
         made.private_key_pem.write_to_path(str(path / f"{end}.key"))
         made.cert_chain_pems[0].write_to_path(str(path / f"{end}.cert"))
@@ -62,8 +62,8 @@ def impatient():
 
 @pytest.mark.more
 def test_an_engine_with_tls_and_the_token_is_served_and_others_are_not(root, files):
-    own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
-    with started(root, *own, f"--token_file={files['token']}") as worker:
+    flags = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
+    with started(root, *flags, f"--token_file={files['token']}") as worker:
         known = {"draft_tls_ca": files["ca"], "draft_token_file": files["token"]}
         assert speaks(root, worker.address, **known)
         refused = [
@@ -79,8 +79,8 @@ def test_an_engine_with_tls_and_the_token_is_served_and_others_are_not(root, fil
 
 @pytest.mark.more
 def test_with_certificates_of_both_ends_others_are_not_served(root, files):
-    own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
-    with started(root, *own, f"--tls_client_ca={files['ca']}") as worker:
+    flags = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
+    with started(root, *flags, f"--tls_client_ca={files['ca']}") as worker:
         known = {"draft_tls_ca": files["ca"]}
         for end in ("stranger", None):
             pair = {}
@@ -95,14 +95,14 @@ def test_with_certificates_of_both_ends_others_are_not_served(root, files):
 @pytest.mark.slow
 def test_tls_works_over_a_link_with_delay_and_loss(root, files):
     """5 ms each way, and one packet in a hundred lost."""
-    own = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
+    certificate = f"--tls_cert={files['worker.cert']}", f"--tls_key={files['worker.key']}"
     known = {"draft_tls_ca": files["ca"], "draft_token_file": files["token"]}
     with contextlib.ExitStack() as ends:
         try:
             where = ends.enter_context(namespace(delay=0.005, loss=0.01))
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"a network namespace with a wire: {error}")
-        flags = *own, f"--token_file={files['token']}"
+        flags = *certificate, f"--token_file={files['token']}"
         worker = ends.enter_context(started(root, *flags, listen=f"{FAR}:4711", where=where))
         llm = ends.enter_context(opened(root, worker.address, **known))
         asked = requests(llm, "coupled")
@@ -111,7 +111,9 @@ def test_tls_works_over_a_link_with_delay_and_loss(root, files):
             found = outputs(llm, requests(llm, "coupled"), "ssd")
             assert ids(found) == expected
             assert hits(found) > 0
-            trips = [each.metrics["round_trip_ms"] for each in found if each.metrics["hit_rate"]]
+            trips = [
+                output.metrics["round_trip_ms"] for output in found if output.metrics["hit_rate"]
+            ]
             assert min(trips) > 9
         figures = llm.loaded.worker.counters
         print(f"round trips {min(trips):.1f} to {max(trips):.1f} ms, {dict(figures)}")

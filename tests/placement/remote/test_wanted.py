@@ -153,10 +153,10 @@ def test_a_workers_words_are_shown_without_control_characters():
 @pytest.mark.more
 def test_a_draft_without_engines_makes_room_for_another(monkeypatch):
     """Each want has weights and programs of its own; a worker serves for weeks."""
-    told, alive = [], weakref.WeakSet()
+    lines, alive = [], weakref.WeakSet()
 
     def load_sessions(spec, resources, *, engines, copies):
-        told.append((spec.context, copies))
+        lines.append((spec.context, copies))
 
         def make(called):
             return None
@@ -175,17 +175,17 @@ def test_a_draft_without_engines_makes_room_for_another(monkeypatch):
     used = drafts.load(wanted(96))
     drafts.load(wanted(112))
     assert drafts.load(wanted(96)) is used
-    assert told == [(64, 1), (80, 1), (96, 1), (112, 2)]
+    assert lines == [(64, 1), (80, 1), (96, 1), (112, 2)]
     del used
     drafts.load(wanted(64))
     assert len(alive) == 1
 
 
 def test_nothing_is_loaded_for_an_engine_that_left_while_it_waited(monkeypatch):
-    begun, goes_on, told = threading.Event(), threading.Event(), []
+    begun, goes_on, lines = threading.Event(), threading.Event(), []
 
     def load_sessions(spec, resources, *, engines, copies):
-        told.append(spec.context)
+        lines.append(spec.context)
         begun.set()
         assert goes_on.wait(30)
         return lambda _called: None
@@ -201,7 +201,7 @@ def test_nothing_is_loaded_for_an_engine_that_left_while_it_waited(monkeypatch):
         drafts.load(other, lambda: next(looks))
     goes_on.set()
     loading.join(30)
-    assert told == [HELLO.context]
+    assert lines == [HELLO.context]
 
 
 def test_a_worker_sees_that_an_engine_has_left_before_it_is_answered(caplog):

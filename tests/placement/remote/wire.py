@@ -30,8 +30,8 @@ def main() -> None:
     namespace, delay, loss = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     ends = [_tun(f"{namespace}{number}") for number in range(2)]
     _run("link", "set", f"{namespace}1", "netns", namespace)
-    for prefix, number, own, other in (((), 0, NEAR, FAR), (("-n", namespace), 1, FAR, NEAR)):
-        _run(*prefix, "addr", "add", own, "peer", other, "dev", f"{namespace}{number}")
+    for prefix, number, near, other in (((), 0, NEAR, FAR), (("-n", namespace), 1, FAR, NEAR)):
+        _run(*prefix, "addr", "add", near, "peer", other, "dev", f"{namespace}{number}")
         _run(*prefix, "link", "set", f"{namespace}{number}", "up")
     print("ready", flush=True)
     chance, waiting, number = random.Random(5), [], 0

@@ -58,8 +58,8 @@ def test_tools_stand_in_the_users_message_or_if_a_request_says_so_in_the_systems
     system, user = turn("system", f"{SYSTEM}Be brief.<|eot_id|>"), turn("user")
     assert render(*MESSAGES) == BEGIN + system + user + described() + QUESTION + turn("assistant")
     system = turn("system", f"{SYSTEM}{described()}Be brief.<|eot_id|>")
-    told = render(*MESSAGES, tools_in_user_message=False)
-    assert told == BEGIN + system + user + QUESTION + turn("assistant")
+    in_system = render(*MESSAGES, tools_in_user_message=False)
+    assert in_system == BEGIN + system + user + QUESTION + turn("assistant")
 
 
 def test_a_call_and_its_result_come_back_as_the_model_wrote_and_saw_them(render):

@@ -162,9 +162,9 @@ forms = st.sampled_from(["hermes", "llama3_json"])
 @quick
 @given(form=forms, text=texts, cuts=cut_places, parallel=st.booleans())
 def test_a_streamed_text_is_the_whole_one(form, text, cuts, parallel):
-    whole = parse(parser(form, parallel=parallel), text)
-    assert parse(parser(form, parallel=parallel), text, cuts) == whole
-    assert parse(parser(form, parallel=parallel), text, range(500)) == whole
+    expected = parse(parser(form, parallel=parallel), text)
+    assert parse(parser(form, parallel=parallel), text, cuts) == expected
+    assert parse(parser(form, parallel=parallel), text, range(500)) == expected
 
 
 @quick

@@ -126,8 +126,8 @@ def _answers(seen: tuple[tuple[Law, int], ...], law: Law) -> Law:
     region = [tuple(Fraction(int(v == corner)) for v in range(size)) for corner in range(size)]
     for earlier, token in seen:
         region = _drawing(region, earlier, token)
-    whole = _measure(region)
-    return tuple(_measure(_drawing(region, law, token)) / whole for token in range(size))
+    total = _measure(region)
+    return tuple(_measure(_drawing(region, law, token)) / total for token in range(size))
 
 
 def _drawing(region: list[Corner], law: Law, token: int) -> list[Corner]:
@@ -142,16 +142,16 @@ def _drawing(region: list[Corner], law: Law, token: int) -> list[Corner]:
 
 def _clip(region: list[Corner], height: Callable[[Corner], Fraction]) -> list[Corner]:
     """The part of a convex polygon where a linear function is not negative."""
-    kept: list[Corner] = []
+    corners: list[Corner] = []
     for index, corner in enumerate(region):
         before = region[index - 1]
         low, high = height(before), height(corner)
         if low * high < 0:
             share = low / (low - high)
-            kept.append(tuple(b + (c - b) * share for b, c in zip(before, corner, strict=True)))
+            corners.append(tuple(b + (c - b) * share for b, c in zip(before, corner, strict=True)))
         if high >= 0:
-            kept.append(corner)
-    return kept
+            corners.append(corner)
+    return corners
 
 
 def _measure(region: list[Corner]) -> Fraction:

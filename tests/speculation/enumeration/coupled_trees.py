@@ -108,8 +108,8 @@ class Trees:
             behind = children(parents, row)
             node = next((node for node in behind if tree.tokens[node] == token), None)
             nodes, row = (nodes, None) if node is None else ((*nodes, node), node + 1)
-        kept = tuple(tree.tokens[node] for node in self.kept(tree, nodes))
-        held = held + kept + emitted[len(kept) :]
+        accepted = tuple(tree.tokens[node] for node in self.kept(tree, nodes))
+        held = held + accepted + emitted[len(accepted) :]
         return State(text + self.said(tree, emitted), state.round + 1, held)
 
     def drawn(self, law: Law, position: int, chance: Chance) -> int:

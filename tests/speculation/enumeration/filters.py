@@ -70,8 +70,8 @@ def then(model: Model, *filters: Callable[[Law], Law]) -> Model:
     @functools.cache
     def filtered(text: Text) -> Law:
         law = model(text)
-        for each in filters:
-            law = each(law)
+        for filter_ in filters:
+            law = filter_(law)
         return law
 
     return filtered

@@ -61,7 +61,7 @@ def _drops_after_looking(game: Game, state: State, chance: Chance) -> Record:
     return Record(record.tokens[:length], record.laws[:length])
 
 
-def _has_no_law_behind_a_0(*, whole: bool) -> Callable[[Game, State, Chance], Record]:
+def _has_no_law_behind_a_0(*, cut: bool) -> Callable[[Game, State, Chance], Record]:
     """Draws as ever, and has no law of what follows a 0. Tokens are point masses from the first one
     without a law on, or, if there is any, all of them."""
 
@@ -69,9 +69,9 @@ def _has_no_law_behind_a_0(*, whole: bool) -> Callable[[Game, State, Chance], Re
         record = rounds.propose(game, state, chance)
         before = (state.text[-1], *record.tokens[:-1], 0)
         known = before.index(0)
-        kept = 0 if whole and known < len(record.tokens) else known
+        length = 0 if cut and known < len(record.tokens) else known
         points = rounds.as_points(record)
-        return record._replace(laws=record.laws[:kept] + points.laws[kept:])
+        return record._replace(laws=record.laws[:length] + points.laws[length:])
 
     return propose
 
@@ -227,8 +227,8 @@ FLAWS = {
         right=PLAIN, wrong=replace(PLAIN, propose=_drops_after_looking)
     ),
     "point masses where a later token has no law": Flaw(
-        right=replace(PLAIN, propose=_has_no_law_behind_a_0(whole=False)),
-        wrong=replace(PLAIN, propose=_has_no_law_behind_a_0(whole=True)),
+        right=replace(PLAIN, propose=_has_no_law_behind_a_0(cut=False)),
+        wrong=replace(PLAIN, propose=_has_no_law_behind_a_0(cut=True)),
     ),
     "bad words blind to tokens in flight": Flaw(
         right=WORDED,

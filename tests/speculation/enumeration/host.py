@@ -130,7 +130,7 @@ def outputs(
         for event in engine.step():
             if event.output is not None:
                 found[event.request_id] = event.output
-    return [found[each] for each in ids]
+    return [found[request_id] for request_id in ids]
 
 
 def texts(engine: Engine, names: Sequence[Name], length: int) -> tuple[Text, ...]:

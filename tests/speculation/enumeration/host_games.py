@@ -42,5 +42,5 @@ def of_row(law, row):
     return dict(found)
 
 
-def seconds(each):
-    return lambda _number: each
+def seconds(count):
+    return lambda _number: count

@@ -104,7 +104,7 @@ def passes(c: Fraction, p: Law, q: Law) -> Fraction:
 
 def scaled(c: Fraction, p: Law) -> Law:
     """c p, which is not normalised."""
-    return tuple(c * each for each in p)
+    return tuple(c * share for share in p)
 
 
 def coupled(game: Game, state: State, record: Record, chance: Chance) -> Text:

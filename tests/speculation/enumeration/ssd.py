@@ -201,9 +201,9 @@ class Ssd:
         """The record that a round verifies."""
         if served.source == HIT:
             start = len(state.text) - 1 if state.start is None else state.start
-            whole = self.branch(state._replace(text=state.text[: start + 1]), served, chance)
+            branched = self.branch(state._replace(text=state.text[: start + 1]), served, chance)
             behind = len(state.text) - 1 - start
-            return Record(whole.tokens[behind:], whole.laws[behind:])
+            return Record(branched.tokens[behind:], branched.laws[behind:])
         return self.backup(self.game, state, chance) if served.source == MISS else Record()
 
     def branch(self, state: State, served: Served, chance: Chance) -> Record:
@@ -245,11 +245,11 @@ def together(
 
     def step(rows: tuple[State, ...], chance: Chance) -> tuple[State, ...]:
         there = [request for request, row in enumerate(rows) if len(row.text) < enough]
-        own = {r: Renamed(chance, lambda key, r=r: key._replace(request=r)) for r in there}
-        begun = [ssd.begin(rows[request], own[request]) for request in there]
+        chances = {r: Renamed(chance, lambda key, r=r: key._replace(request=r)) for r in there}
+        begun = [ssd.begin(rows[request], chances[request]) for request in there]
         after = list(rows)
         for request, situation, counts in zip(there, begun, share(begun), strict=True):
-            row = ssd.finish(situation, counts, own[request])
+            row = ssd.finish(situation, counts, chances[request])
             after[request] = row if len(row.text) < enough else State(row.text[:enough])
         return tuple(after)
 

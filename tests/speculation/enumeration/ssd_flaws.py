@@ -81,7 +81,7 @@ class OneOfTwo(Ssd):
     def two(self, state: State, served: Served, chance: Chance) -> list[Record]:
         """Both speculations."""
         chances = (chance, Renamed(chance, as_other("draft", "second")))
-        return [super(OneOfTwo, self).branch(state, served, each) for each in chances]
+        return [super(OneOfTwo, self).branch(state, served, chance) for chance in chances]
 
 
 class BestOfTwo(OneOfTwo):
@@ -220,7 +220,7 @@ def set_by_noise(game: Game, start: int, text: Text, chance: Chance) -> Law:
 
 def like(ssd: Ssd, kind: Callable[..., Ssd], **changes: object) -> Ssd:
     """The same configuration as another kind of rounds."""
-    parts = {each.name: getattr(ssd, each.name) for each in fields(ssd)}
+    parts = {field.name: getattr(ssd, field.name) for field in fields(ssd)}
     return kind(**(parts | changes))
 
 

@@ -34,8 +34,8 @@ def uniform(budget: int) -> FanOut:
 
     def counts(situation: Situation) -> Counts:
         slots = len(situation.record.tokens) + 1
-        each, over = divmod(budget, slots)
-        return (*(each + (k + 1 < over) for k in range(slots - 1)), each + (over > 0))
+        share, over = divmod(budget, slots)
+        return (*(share + (k + 1 < over) for k in range(slots - 1)), share + (over > 0))
 
     return counts
 
@@ -59,12 +59,12 @@ def geometric(budget: int, a: float, r: float) -> FanOut:
         chances = [a**k * (1 - a) for k in range(length)] + [a**length]
         weights = [chance ** (1 / (1 + r)) for chance in chances]
         shares = [budget * weight / sum(weights) for weight in weights]
-        whole = [int(share) for share in shares]
-        whole[-1] = max(whole[-1], 1)
-        by_remainder = sorted(range(length + 1), key=lambda k: whole[k] - shares[k])
-        for k in by_remainder[: budget - sum(whole)]:
-            whole[k] += 1
-        return tuple(whole)
+        counts = [int(share) for share in shares]
+        counts[-1] = max(counts[-1], 1)
+        by_remainder = sorted(range(length + 1), key=lambda k: counts[k] - shares[k])
+        for k in by_remainder[: budget - sum(counts)]:
+            counts[k] += 1
+        return tuple(counts)
 
     return counts
 

@@ -42,9 +42,9 @@ class Watched(StepwiseDraft):
     """
 
     def __init__(
-        self, draft: Any, exchanged: int = 0, kept: Collection[tuple[int, int]] = ()
+        self, draft: Any, exchanged: int = 0, exchanged_at: Collection[tuple[int, int]] = ()
     ) -> None:
-        self._draft, self._exchanged, self._kept = draft, exchanged, kept
+        self._draft, self._exchanged, self._exchanged_at = draft, exchanged, exchanged_at
         self.asked: list[list[Any]] = [[]]
         """By round, which begins where it looks for the first branches."""
         self.winners: list[list[tuple[int, int]]] = [[]]
@@ -61,7 +61,7 @@ class Watched(StepwiseDraft):
         if found is None or isinstance(found, str) or len(self.asked) - 1 != self._exchanged:
             return found
         here = np.ones(found.lengths.shape, bool)
-        for slot, row in self._kept:
+        for slot, row in self._exchanged_at:
             here[slot, row] = False
         tokens, confidence = found.tokens.astype(int), found.confidence.astype(int)
         return found._replace(
@@ -72,7 +72,7 @@ class Watched(StepwiseDraft):
     def promote(self, promotion):
         moves = promoted(promotion)
         self.asked[-1].append(("promote", [(m.slot, m.winner, m.limit, *m.tokens) for m in moves]))
-        self.winners[-1] += [(each.slot, each.winner) for each in moves if each.winner >= 0]
+        self.winners[-1] += [(move.slot, move.winner) for move in moves if move.winner >= 0]
         self._draft.promote(promotion)
 
     def draft(self, limits, *, lowered):
@@ -124,14 +124,14 @@ def test_a_round_does_not_look_at_the_tokens_of_branches(host):
     for round_ in range(1, len(usual.asked)):
         other = play(host, exchanged=round_)
         without = [
-            [event for event in each.asked[round_] if event[0] != "fan-out"]
-            for each in (usual, other)
+            [event for event in run.asked[round_] if event[0] != "fan-out"]
+            for run in (usual, other)
         ]
         assert without[0] == without[1]
         assert usual.asked[:round_] == other.asked[:round_]
         if reads:
             changed += usual.asked[round_] != other.asked[round_]
-            other = play(host, exchanged=round_, kept=usual.winners[round_])
+            other = play(host, exchanged=round_, exchanged_at=usual.winners[round_])
         assert usual.asked[round_] == other.asked[round_]
         sizes |= {event[0] for event in usual.asked[round_]}
     assert {"branch_tokens", "promote", "expand"} <= sizes
@@ -162,7 +162,7 @@ def test_lengths_of_a_row_do_not_change_with_what_its_neighbours_accept(fan_out,
     host = replace(ELSEWHERE, forward=None, fan_out=fan_out, backup=backup, width=width)
     assert not host.engine(Hashed())._drafter.timed
     found = [own_lengths(host, neighbour) for neighbour in NEIGHBOURS]
-    assert all(each == found[0] for each in found)
+    assert all(text == found[0] for text in found)
     assert len(set(found[0])) > 1
 
 
@@ -170,4 +170,4 @@ def test_lengths_that_follow_a_clock_depend_on_neighbours_and_get_unique_noise()
     host = replace(ELSEWHERE, forward=lambda _number: 0.55, width=1)
     assert host.engine(Hashed())._drafter.timed
     found = [own_lengths(host, neighbour) for neighbour in NEIGHBOURS]
-    assert any(each != found[0] for each in found)
+    assert any(text != found[0] for text in found)

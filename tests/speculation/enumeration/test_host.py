@@ -134,12 +134,12 @@ def test_a_look_up_that_selects_by_content_has_another_law(name):
 def test_proposals_depend_on_the_clock_where_branches_are_waited_for():
     """Else the tests above would be of one and the same run."""
     lengths = set()
-    for each in (0.3, 0.55, 0.8, 1.3):
-        engine = Host(game=FAIR, forward=seconds(each), width=1).engine(Hashed())
+    for taken in (0.3, 0.55, 0.8, 1.3):
+        engine = Host(game=FAIR, forward=seconds(taken), width=1).engine(Hashed())
         texts(engine, [(0, 0)], 40)
         lengths.add(tuple(length for _, length in engine._target.lengths))
     assert len(lengths) > 2
-    assert {0, 1, 2} == {length for each in lengths for length in each}
+    assert {0, 1, 2} == {length for taken in lengths for length in taken}
 
 
 WHERE = {"beside": (replace(HOST, slots=2), 5), "after": (replace(HOST, forward=seconds(0.8)), 4)}

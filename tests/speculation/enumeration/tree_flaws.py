@@ -40,7 +40,7 @@ def _by_depth(start: int, _node: int, depth: int) -> int:
 
 def _with_replacement(law: Law, count: int, key: Key, chance: Chance) -> list[int]:
     keys = [key._replace(position=key.position + 100 * index) for index in range(count)]
-    return [chance.token(law, each) for each in keys]
+    return [chance.token(law, key) for key in keys]
 
 
 def _not_renormalised(p: Law, q: Law, token: int) -> tuple[Law, Law]:

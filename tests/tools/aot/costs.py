@@ -24,15 +24,15 @@ BRANCHES = {"expand 4 sampled": 2.0, "grow 4 sampled": 1.2}
 def part(role, devices, seconds, *, other_buffers=5, code=0, **changes):
     """Of programs that take so many seconds."""
 
-    def compiled(each):
-        bounds = Roofline(memory=each, arithmetic=0.0, permutes=0.0, links=0.0)
+    def compiled(seconds):
+        bounds = Roofline(memory=seconds, arithmetic=0.0, permutes=0.0, links=0.0)
         sizes = {"other_buffers": other_buffers - 5, "temporaries": 5, "code": code}
         return Compiled(work=ProgramWork(0, 0, 0, ()), bounds=bounds, seconds=1.0, **sizes)
 
     def name(text):
         return tuple(int(word) if word.isdigit() else word for word in text.split())
 
-    programs = {name(text): compiled(each) for text, each in seconds.items()}
+    programs = {name(text): compiled(second) for text, second in seconds.items()}
     about = {"weights": 100, "pages": 10, "programs": programs} | changes
     return ModelPart(role=role, devices=tuple(range(devices)), **about)
 

@@ -65,7 +65,7 @@ def _cells(name: str, modes: Sequence[Mode], chip: str, sizes: Sizes) -> tuple[s
         return "-", "-"
     fastest = max(fitting, key=lambda mode: mode.rate(ACCEPTANCES[-1], sizes, fan_out))
     memory = " + ".join(
-        f"{each.need.total / 2**30:.1f}" for each in fastest.needs(chip_named(chip))
+        f"{group.need.total / 2**30:.1f}" for group in fastest.needs(chip_named(chip))
     )
     levels = ACCEPTANCES if fastest.draft else ACCEPTANCES[:1]
     rates = ", ".join(f"{fastest.rate(level, sizes, fan_out):,.0f}" for level in levels)

@@ -87,22 +87,26 @@ def program(request):
 
 def test_the_host_is_never_waited_for(program):
     _, module, *_ = program
-    assert [each for each in module.instructions("while") if module.trips(each) is None] == []
+    assert [
+        instruction
+        for instruction in module.instructions("while")
+        if module.trips(instruction) is None
+    ] == []
     assert [*module.instructions("conditional")] == []
 
 
 def test_pages_are_changed_in_place(program):
     compiled, module, nbytes, page, scale = program
     assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * scale * nbytes
-    copied = (each for each in module.copies(1 << 20) if page <= {*each.dims})
-    assert [each for each in copied if each.shape.lstrip("(").startswith("bf16")] == []
+    copied = (copy for copy in module.copies(1 << 20) if page <= {*copy.dims})
+    assert [array for array in copied if array.shape.lstrip("(").startswith("bf16")] == []
 
 
 def test_neither_weights_nor_logits_travel(program):
     """Nothing larger than what a chunk of a prompt has in a layer, or logits of two positions."""
     _, module, *_, scale = program
     chunk = 512 * specs.config().hidden_size * 4 * scale
-    assert [each for each in module.collectives() if each.nbytes > chunk] == []
+    assert [collective for collective in module.collectives() if collective.nbytes > chunk] == []
 
 
 READS = {
@@ -121,7 +125,7 @@ READS = {
 
 @pytest.mark.parametrize(
     ("chip", "variant"),
-    [pytest.param(*each, marks=() if each in [*READS][:2] else of_every_program) for each in READS],
+    [pytest.param(*case, marks=() if case in [*READS][:2] else of_every_program) for case in READS],
 )
 def test_logits_are_read_a_few_times(chip, variant):
     if chip not in chips.TPUS and gpus.WHY:

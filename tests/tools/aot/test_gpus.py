@@ -39,13 +39,15 @@ def gates(program, module, pages):
     """Each gate by name: what is wrong, nothing where all is well."""
     found = {
         "no loop waits for the host": [
-            each for each in module.instructions("while") if module.trips(each) is None
+            instruction
+            for instruction in module.instructions("while")
+            if module.trips(instruction) is None
         ],
         "no conditional": [*module.instructions("conditional")],
         "no copy of the pages": [
-            each
-            for each in module.copies(1 << 20)
-            if CONTEXT in each.dims or {PAGING.total, PAGING.size} <= {*each.dims}
+            copy
+            for copy in module.copies(1 << 20)
+            if CONTEXT in copy.dims or {PAGING.total, PAGING.size} <= {*copy.dims}
         ],
         "no temporary of their size": program // (pages // 10 + 3 * LOGITS),
     }
@@ -71,7 +73,7 @@ EIGHT = [(width, name) for width in (0, 4) for name in ("pallas_gpu", "xla_stati
 
 
 @pytest.mark.parametrize(
-    ("width", "attention"), [pytest.param(*each, marks=compiles, id=f"{each}") for each in EIGHT]
+    ("width", "attention"), [pytest.param(*size, marks=compiles, id=f"{size}") for size in EIGHT]
 )
 def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width, attention):
     """Layers of a scan would be copied out of their stack, and one row is a slice of the table."""
@@ -85,7 +87,7 @@ def test_a_forward_of_eight_devices_reads_weights_once_and_sends_no_table(width,
     moved = traffic.count(module, count).moved
     print(f"{moved / weights:.2f} times the weights")
     assert moved < 1.4 * weights
-    assert max(each.nbytes for each in module.collectives()) < 1 << 20
+    assert max(collective.nbytes for collective in module.collectives()) < 1 << 20
 
 
 OWN = [
@@ -122,7 +124,7 @@ def gates_of(chip, attention, name, head_dim):
 
 @pytest.mark.parametrize(
     ("chip", "attention", "name", "head_dim"),
-    [pytest.param(*each, marks=compiles, id=f"{each}") for each in OWN],
+    [pytest.param(*size, marks=compiles, id=f"{size}") for size in OWN],
 )
 def test_a_program_with_a_kernel_passes_every_gate(chip, attention, name, head_dim):
     """In a process of its own: JAX compiles kernels for one generation of GPUs in each."""
@@ -152,8 +154,8 @@ def reads_of(chip, vocab, variant):
 @pytest.mark.parametrize(
     ("chip", "vocab", "variant"),
     [
-        pytest.param(*each, marks=compiles, id=f"{each}")
-        for each in [
+        pytest.param(*case, marks=compiles, id=f"{case}")
+        for case in [
             *(("h100", 128_256, variant) for variant in READS),
             ("h100", 151_937, "truncated"),  # rows that are not aligned
             ("h100", 262_144, "truncated"),

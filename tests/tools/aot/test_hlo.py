@@ -64,8 +64,8 @@ ENTRY %main (x: f32[8,16]) -> f32[8,16] {
 }
 """
     found = hlo.read(text)
-    assert [each.name for each in found.copies(512)] == ["copy.1", "part"]
-    assert [each.name for each in found.copies(32)] == ["copy.1", "small", "part"]
+    assert [copy.name for copy in found.copies(512)] == ["copy.1", "part"]
+    assert [copy.name for copy in found.copies(32)] == ["copy.1", "small", "part"]
 
 
 def test_sizes_of_results_are_read():

@@ -41,8 +41,8 @@ def test_rates_are_those_of_the_one_estimator():
     assert SD.rate(0.8, SIZES, fan_out) == throughput.sd(costs, seen, plan, rows=2)
     step = (0.1 + 2.0 + 3 * 1.2) / 4
     costs = Costs(verify=verify, backup=drafted, step={16: step})
-    each = [throughput.ssd(costs, seen, plan, fan_out, waits=w, rows=2) for w in (True, False)]
-    assert SSD.rate(0.8, SIZES, fan_out) == max(each)
+    rates = [throughput.ssd(costs, seen, plan, fan_out, waits=w, rows=2) for w in (True, False)]
+    assert SSD.rate(0.8, SIZES, fan_out) == max(rates)
     assert SSD.costs(SIZES).contention == 0
 
 

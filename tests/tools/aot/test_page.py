@@ -14,8 +14,10 @@ def page(*modes):
     """Its lines."""
     console = Console(width=120, file=io.StringIO(), color_system=None)
     fan_out = UniformFanOut()
-    for each in build_page(modes, given.CHIP, given.SIZES, fan_out, title="a pair", where="8 v6e"):
-        console.print(each, soft_wrap=True)
+    for section in build_page(
+        modes, given.CHIP, given.SIZES, fan_out, title="a pair", where="8 v6e"
+    ):
+        console.print(section, soft_wrap=True)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 

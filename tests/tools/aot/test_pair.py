@@ -50,9 +50,9 @@ def slice_of(count, monkeypatch, memory=1 << 40):
 
 
 def test_each_mode_has_its_models_where_they_run_and_nothing_compiles_twice(compiled, monkeypatch):
-    told = []
+    lines = []
     modes = pairs.modes_of(
-        PAIR, slice_of(4, monkeypatch), SIZES, progress=lambda *said: told.append(said)
+        PAIR, slice_of(4, monkeypatch), SIZES, progress=lambda *said: lines.append(said)
     )
     assert list(map(str, modes)) == ["ar 4", "ar 2", "sd 4", "sd 2", "ssd 2 + 2", "ssd 2 + 1"]
     on_all, on_two = modes[0].target, modes[1].target
@@ -66,7 +66,7 @@ def test_each_mode_has_its_models_where_they_run_and_nothing_compiles_twice(comp
             assert found.count(name) == times
         assert (found.count("start"), found.count("step")) == (drafts, drafts)
         assert [found.count(name) for name in ("expand", "grow", "promote")] == [branching] * 3
-    assert told[-1][:2] == (len(compiled), len(compiled))
+    assert lines[-1][:2] == (len(compiled), len(compiled))
     assert {mode.refused(parts.chips.CHIPS["abacus"]) for mode in modes} == {None}
 
 
@@ -115,11 +115,11 @@ def test_one_device_has_no_split_and_a_given_one_is_the_only_one(compiled, monke
 def test_the_targets_grid_is_given_and_a_draft_of_its_own_has_one_group(compiled, monkeypatch):
     modes = pairs.modes_of(PAIR, slice_of(4, monkeypatch), SIZES, grid=Grid(2, 1))
     assert list(map(str, modes)) == ["ar 2", "sd 2", "ssd 2 + 2", "ssd 2 + 1"]
-    whole = pairs.modes_of(PAIR, slice_of(2, monkeypatch), SIZES)[0].target
-    assert modes[0].target.weights > 1.9 * whole.weights  # each group has them
-    assert modes[0].target.pages == whole.pages  # of half of the slots, and of all heads
+    mode = pairs.modes_of(PAIR, slice_of(2, monkeypatch), SIZES)[0].target
+    assert modes[0].target.weights > 1.9 * mode.weights  # each group has them
+    assert modes[0].target.pages == mode.pages  # of half of the slots, and of all heads
     assert modes[1].draft.weights == modes[0].target.weights
-    assert modes[2].draft.weights == whole.weights
+    assert modes[2].draft.weights == mode.weights
     assert len(pairs.modes_of(PAIR, slice_of(4, monkeypatch), SIZES, grid=Grid(1, 4))) == 2
 
 
@@ -129,7 +129,9 @@ def test_sizes_alone_are_those_of_devices_that_are_compiled_for(compiled, monkey
     absent = ChipSlice(name="abacus", devices=parts.chips.absent_devices("abacus", 4))
     modes = pairs.modes_of(PAIR, absent, SIZES, grid=Grid(2, 1))
     assert compiled == []
-    held = [[(p.weights, p.pages) for mode in each for p in mode.parts] for each in (known, modes)]
+    held = [
+        [(p.weights, p.pages) for mode in group for p in mode.parts] for group in (known, modes)
+    ]
     assert held[0] == held[1]
 
 
@@ -151,8 +153,8 @@ def test_the_experts_that_a_verification_uses_are_said():
         parts.expert_lines(slice_.model(config, "bfloat16", range(8), **how), sizes)
         for how in ({}, {"expert_parallel": True})
     ]
-    whole = "of 128 experts of a layer 1 row uses 8, 5 rows use 35, if all are chosen alike"
+    line = "of 128 experts of a layer 1 row uses 8, 5 rows use 35, if all are chosen alike"
     of_one = "1 row uses 8 (2.5 of one device's 16), 5 rows use 35 (7.0 of one device's 16)"
     shared = f"of 128 experts of a layer {of_one}, if all are chosen alike"
-    assert lines == [[whole], [shared]]
+    assert lines == [[line], [shared]]
     assert parts.expert_lines(slice_.model(ABOUT, "bfloat16", range(8)), sizes) == []

@@ -175,7 +175,7 @@ def gates(case):
     """Each gate by name: what is wrong, nothing where all is well."""
     weights, pages = case.held
     compiled, module = case.compiled, case.module
-    own = compiled.other_buffers + compiled.temporaries + compiled.code
+    extra = compiled.other_buffers + compiled.temporaries + compiled.code
     page = {case.sizes.context, 2 * case.about.head_dim}
     passes, held = DRAWN.get(case.name[0], (8, 3))
     spilled = case.activations if case.slice_.name in SPILL else 0
@@ -185,15 +185,17 @@ def gates(case):
         beside += case.choices
     found = {
         "compiles in a minute": compiled.seconds // 60,
-        "fits": max(0, weights + pages + own - case.chip.memory),
+        "fits": max(0, weights + pages + extra - case.chip.memory),
         "no loop waits for the host": [
-            each for each in module.instructions("while") if module.trips(each) is None
+            instruction
+            for instruction in module.instructions("while")
+            if module.trips(instruction) is None
         ],
         "no conditional": [*module.instructions("conditional")],
         "no copy of the pages": [
-            each
-            for each in module.copies(1 << 20)
-            if page <= {*each.dims} and each.shape.lstrip("(").startswith("bf16")
+            copy
+            for copy in module.copies(1 << 20)
+            if page <= {*copy.dims} and copy.shape.lstrip("(").startswith("bf16")
         ],
         "no temporary of their size": compiled.temporaries // (pages // 10 + beside),
         "logits stay where they are made": _sent(case),
@@ -214,7 +216,11 @@ def _sent(case):
     """Collectives as large as the logits of a device, and larger than what a layer adds up."""
     layer = 2 * case.states  # in int8 two digits of each
     found = case.module.collectives()
-    return [each for each in found if each.nbytes >= case.logits and each.nbytes > layer]
+    return [
+        collective
+        for collective in found
+        if collective.nbytes >= case.logits and collective.nbytes > layer
+    ]
 
 
 def _expert_kernels(case):
@@ -267,7 +273,7 @@ def test_a_program_passes_every_gate(about, record_property):
         wrong = gates(case)
     except jax.errors.JaxRuntimeError as error:
         wrong = {"fits": str(error)}
-    assert {name: each for name, each in wrong.items() if name not in known} == {}
+    assert {name: message for name, message in wrong.items() if name not in known} == {}
     if wrong:
         pytest.xfail("; ".join(dict.fromkeys(known[name] for name in wrong)))
 

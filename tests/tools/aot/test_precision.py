@@ -34,7 +34,7 @@ def test_products_of_float32_ask_for_it(dtype):
     for name, spec in found.items():
         traced = jax.make_jaxpr(spec.function)(*spec.arguments)
         for product in products(traced.jaxpr):
-            wide = any(each.aval.dtype == "float32" for each in product.invars)
+            wide = any(invar.aval.dtype == "float32" for invar in product.invars)
             highest = str(product.params["precision"]).count("HIGHEST") == 2
             assert highest == wide, (name, product)
             seen.add(wide)

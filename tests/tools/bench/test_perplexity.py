@@ -103,8 +103,10 @@ def test_groups_of_devices_that_share_slots_score_alike(tiny_checkpoint):
     tokens = np.random.default_rng(0).integers(0, tiny.TOKENS, 40).astype(np.int32)
     found = []
     for mesh in (None, mesh_of(jax.devices()[:4], data=2)):
-        whole = FunctionalModel(checkpoint.config, FLOAT32, mesh=mesh)
-        score = TextScorer(whole, parameters(checkpoint, whole), window=40, tokens=tiny.TOKENS)
+        unsharded = FunctionalModel(checkpoint.config, FLOAT32, mesh=mesh)
+        score = TextScorer(
+            unsharded, parameters(checkpoint, unsharded), window=40, tokens=tiny.TOKENS
+        )
         found.append(score(tokens))
     np.testing.assert_allclose(*found, atol=2e-5)
 

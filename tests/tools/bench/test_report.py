@@ -276,10 +276,10 @@ def test_the_commit_is_null_where_the_package_is_not_a_checkout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("commit", "modified", "ours"),
+    ("commit", "modified", "shown"),
     [("0123456789abcdef", True, "012345678+changes"), (None, None, "0.1.0")],
 )
-def test_the_headline_names_the_processor_the_cores_and_what_was_measured(commit, modified, ours):
+def test_the_headline_names_the_processor_the_cores_and_what_was_measured(commit, modified, shown):
     facts = {
         "device": "cpu",
         "platform": "cpu",
@@ -290,6 +290,6 @@ def test_the_headline_names_the_processor_the_cores_and_what_was_measured(commit
         "commit": commit,
         "commit_modified": modified,
     }
-    assert environment.headline(facts) == f"Xeon, 2/8 cores, jax 0.10.2, ssd_jax {ours}"
+    assert environment.headline(facts) == f"Xeon, 2/8 cores, jax 0.10.2, ssd_jax {shown}"
     on_gpu = facts | {"platform": "gpu", "device": "NVIDIA H200", "cpu_affinity": None}
     assert environment.headline(on_gpu).startswith("NVIDIA H200, 8/8 cores")

@@ -17,15 +17,15 @@ def wrapped(text, width, step):
 
 
 def test_lines_break_between_words_however_the_text_arrives():
-    whole = wrapped(TEXT, 20, len(TEXT))
-    assert whole.split("\n") == [
+    lines = wrapped(TEXT, 20, len(TEXT))
+    assert lines.split("\n") == [
         "The quick brown fox",
         "  jumps over the",
         "lazy dog, and then",
         "sleeps for a while.",
     ]
     for step in (1, 2, 5, 17):
-        assert wrapped(TEXT, 20, step) == whole
+        assert wrapped(TEXT, 20, step) == lines
 
 
 def test_text_that_fits_is_shown_as_it_is():

@@ -87,9 +87,9 @@ def test_each_answer_has_its_own_randomness_and_a_session_the_same(llm):
 def test_retry_replaces_the_answer(chat):
     assert "type one first" in chat("/retry")
     chat("hello")
-    kept = chat.talk
+    talk = chat.talk
     chat("/retry")
-    assert chat.talk == kept  # greedy
+    assert chat.talk == talk  # greedy
 
 
 def test_modes_are_switched_and_give_the_same_greedy_text(chat):
@@ -136,11 +136,11 @@ def test_a_full_context_leaves_out_the_oldest_turns_and_says_so(chat):
 
 def test_a_message_that_can_never_fit_is_refused_and_not_kept(chat):
     chat("hello")
-    kept = chat.talk
+    talk = chat.talk
     said = chat("long " * 40)
     assert "shorten the prompt or raise --context" in said
     assert "no longer sees" not in said
-    assert chat.talk == kept
+    assert chat.talk == talk
     assert chat.session.refused == 1
 
 
@@ -191,11 +191,11 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(llm):
     params = dataclasses.replace(GREEDY, max_tokens=100)
     chat = Chat(llm, params, should_stop=pressed(after=4))
     assert chat("hello").rstrip().endswith(", stopped]")
-    (whole,) = llm.generate([chat.talk[:1]], params)
+    (answer,) = llm.generate([chat.talk[:1]], params)
     (message,) = chat.session.conversation.messages[1:]
     assert message.stopped
-    assert whole.text.startswith(message.content)
-    assert 0 < len(message.content) < len(whole.text)
+    assert answer.text.startswith(message.content)
+    assert 0 < len(message.content) < len(answer.text)
 
 
 def test_an_answer_stopped_before_its_first_word_leaves_no_trace(llm):
@@ -213,8 +213,8 @@ def test_a_long_question_that_was_stopped_leaves_the_model_what_it_saw(llm):
     assert "no longer sees the first 2 messages" in chat("two " * 16)
     stops.clear()
     assert "is full" not in chat("x")
-    (whole,) = llm.generate([chat.talk[:3]], GREEDY)
-    assert chat.talk[3]["content"] == whole.text
+    (answer,) = llm.generate([chat.talk[:3]], GREEDY)
+    assert chat.talk[3]["content"] == answer.text
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def scripted(llm, monkeypatch):
 def test_an_answer_stopped_inside_a_character_is_kept_without_it(scripted, llm):
     """And so are its ids; a character that means "unknown" is one like others."""
     text = "né → 🎉\ufffd ✓"
-    kept, turns = set(), threading.Semaphore(0)
+    seen, turns = set(), threading.Semaphore(0)
     scripted(text, fail={"forward": lambda *_: turns.acquire(timeout=30)})
     for after in range(len(text.encode()) + 4):
         press = pressed(after=after)
@@ -259,8 +259,8 @@ def test_an_answer_stopped_inside_a_character_is_kept_without_it(scripted, llm):
                 llm.tokenizer.decode(answer.output.token_ids, skip_special_tokens=True) == content
             )
             assert chat.words.getvalue().rstrip("\n") == content
-            kept.add(content)
-    assert kept >= {text[:size] for size in range(1, len(text) + 1)}
+            seen.add(content)
+    assert seen >= {text[:size] for size in range(1, len(text) + 1)}
 
 
 def test_an_answer_that_ends_by_an_error_says_so_and_the_next_one_why(scripted, llm):

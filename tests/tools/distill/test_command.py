@@ -328,13 +328,13 @@ def test_a_draft_is_trained_beside_another_one_of_the_same_text(train, finished,
     import fcntl
 
     command, calls = train
-    own = finished / "config"
-    own.mkdir(exist_ok=True)
-    for directory, status in ((own, 2), (finished, STOPPED)):
+    configuration = finished / "config"
+    configuration.mkdir(exist_ok=True)
+    for directory, status in ((configuration, 2), (finished, STOPPED)):
         with (directory / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             assert command("--stage=train") == status
-    assert f"is at work in {own}" in capsys.readouterr().err
+    assert f"is at work in {configuration}" in capsys.readouterr().err
     assert len(calls) == 1
 
 

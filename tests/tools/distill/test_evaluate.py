@@ -236,7 +236,7 @@ def test_a_draft_of_the_package_is_evaluated_without_prompts_to_train(
     monkeypatch.chdir(tmp_path)
     for same in ("default", "light", "drafts/light/"):  # prompts are read again, figures are kept
         assert main(["distill", *given, f"--draft={same}"]) == 0
-    assert [each.stat() for each in path.parent.iterdir()] == [before]
+    assert [file.stat() for file in path.parent.iterdir()] == [before]
     capsys.readouterr()
     assert main(["distill", *given, "--stage=generate"]) == 2
     assert "lists no prompts to train on" in capsys.readouterr().err
@@ -276,8 +276,8 @@ def test_figures_of_a_draft_in_another_dtype_or_on_other_cores_are_made_again(
     monkeypatch.setattr(evaluation, "judge", judge)
     given = ("--stage=evaluate", f"--draft={draft}")
     _, path = evaluated
-    kept = json.loads(path.read_text())["made_of"]
-    settings = {f"evaluate_{name}": json.dumps(kept[name]) for name in ("ks", "budgets")}
+    made_of = json.loads(path.read_text())["made_of"]
+    settings = {f"evaluate_{name}": json.dumps(made_of[name]) for name in ("ks", "budgets")}
     assert distill(place, tiny_checkpoint, *given, **settings) == 0
     monkeypatch.setattr(evaluation, what, lambda *_about, **_more: other)
     assert distill(place, tiny_checkpoint, *given, **settings) == 2

@@ -79,10 +79,10 @@ def test_a_set_apart_has_no_part_in_the_mean(found):
 def test_prompts_of_a_kind_have_figures_of_their_own(found):
     assert found["sets"]["right"]["kinds"] == {}
     prompts = [PromptIds(set="a", index=i, ids=[1], kind=kind) for i, kind in enumerate("xyx")]
-    each = [judged(rank=0), judged(rank=1), judged(rank=1)]
-    kinds = figures(prompts, {"greedy": each, "sampled": each}, SETTINGS, STEPS)["sets"]["a"][
-        "kinds"
-    ]
+    judgements = [judged(rank=0), judged(rank=1), judged(rank=1)]
+    kinds = figures(prompts, {"greedy": judgements, "sampled": judgements}, SETTINGS, STEPS)[
+        "sets"
+    ]["a"]["kinds"]
     assert [(kind, one["prompts"]) for kind, one in kinds.items()] == [("x", 2), ("y", 1)]
     assert [one["greedy_agreement"] for one in kinds.values()] == [0.5, 0.0]
     assert kinds["y"]["tokens_per_call"]["greedy"] == {1: 1, 2: 1, 3: 1}

@@ -30,9 +30,9 @@ def drafts(tiny_checkpoint, tmp_path_factory):
 
 
 def models(target, draft):
-    theirs = open_model(str(target), "float32")
-    own = open_model(str(draft), "float32", target=theirs.checkpoint)
-    return (theirs.model, theirs.load()), (own.model, own.load())
+    of_target = open_model(str(target), "float32")
+    of_draft = open_model(str(draft), "float32", target=of_target.checkpoint)
+    return (of_target.model, of_target.load()), (of_draft.model, of_draft.load())
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +96,14 @@ def test_figures_are_the_sums_that_they_say(noisy, laws, texts, monkeypatch):
         q[:, IDS] = columns
         assert len(found.rank) == len(text.tokens) - text.prompt_length
         for place, token in enumerate(text.tokens[text.prompt_length :]):
-            theirs, own = p[text.prompt_length + place - 1], q[text.prompt_length + place - 1]
-            overlap = sum(min(a, b) for a, b in zip(theirs, own, strict=True))
+            p_here, q_here = p[text.prompt_length + place - 1], q[text.prompt_length + place - 1]
+            overlap = sum(min(a, b) for a, b in zip(p_here, q_here, strict=True))
             assert found.overlap[place] == pytest.approx(overlap, abs=1e-4)
             assert found.acceptance[place] == pytest.approx(
-                min(1, own[token] / theirs[token]), abs=1e-3
+                min(1, q_here[token] / p_here[token]), abs=1e-3
             )
             known = token in IDS
-            rank = sum(q_of > own[token] for q_of in own) if known else len(IDS)
+            rank = sum(q_of > q_here[token] for q_of in q_here) if known else len(IDS)
             assert found.rank[place] == rank
             outside += not known
     assert outside
@@ -119,8 +119,8 @@ def test_a_draft_that_is_its_target_is_always_right(tiny_checkpoint, drafts, tex
 
 
 def test_of_equally_likely_ids_the_lowest_is_proposed(noisy, texts, monkeypatch):
-    target, (draft, own) = noisy
-    flat = [np.zeros_like(array) for array in own]
+    target, (draft, weights) = noisy
+    flat = [np.zeros_like(array) for array in weights]
     (found,) = judge((target, (draft, flat)), texts[:1], monkeypatch)
     tokens = texts[0].tokens[texts[0].prompt_length :]
     expected = [IDS.tolist().index(t) if t in IDS else len(IDS) for t in tokens]

@@ -49,7 +49,7 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def whole(place, tiny_checkpoint, monkeypatch, capsys):
+def uninterrupted(place, tiny_checkpoint, monkeypatch, capsys):
     """Files of a run that nothing ended."""
     Writer().install(monkeypatch)
     assert distill(place, tiny_checkpoint, place / "whole") == 0
@@ -58,11 +58,11 @@ def whole(place, tiny_checkpoint, monkeypatch, capsys):
     return files(place / "whole")
 
 
-def test_turns_become_prompts_and_are_completed(whole, place):
-    counts = json.loads(whole["prompts/manifest.json"])["data"]["counts"]["train"]
+def test_turns_become_prompts_and_are_completed(uninterrupted, place):
+    counts = json.loads(uninterrupted["prompts/manifest.json"])["data"]["counts"]["train"]
     assert counts["magpie"]["broken"] == 3  # of 14 every fifth was cut off
     assert counts["magpie"]["kept"] >= 8
-    manifest = json.loads(whole["magpie/manifest.json"])
+    manifest = json.loads(uninterrupted["magpie/manifest.json"])
     assert manifest["finished"]
     assert len(manifest["data"]["shards"]) > 2
     assert all(shard["scores"] is None for shard in manifest["data"]["shards"])
@@ -70,19 +70,19 @@ def test_turns_become_prompts_and_are_completed(whole, place):
 
 @pytest.mark.parametrize("patience", [0, 5, TURNS - 1, TURNS, TURNS + 4])
 def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_files(
-    whole, place, tiny_checkpoint, monkeypatch, patience
+    uninterrupted, place, tiny_checkpoint, monkeypatch, patience
 ):
     out = place / "stopped"
     fake = Writer(patience=patience).install(monkeypatch)
     assert distill(place, tiny_checkpoint, out) == 130
     fake.patience = None
     assert distill(place, tiny_checkpoint, out) == 0
-    assert files(out) == whole
+    assert files(out) == uninterrupted
     assert len(fake.answered) < TURNS + 12 + 5  # finished shards are not made again
 
 
 def test_other_turns_are_refused_by_what_was_made_of_them(
-    whole, place, tiny_checkpoint, monkeypatch, capsys
+    uninterrupted, place, tiny_checkpoint, monkeypatch, capsys
 ):
     Writer().install(monkeypatch)
     out = place / "whole"

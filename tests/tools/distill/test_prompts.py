@@ -45,8 +45,8 @@ def test_prompts_go_through_the_chat_template_and_text_is_cut(prepare, tokenizer
     train = texts(prompts["train"], tokenizer)
     assert train[0] == "<eot>user:0red0owl0?<eot>assistant:"
     plain = [prompt for prompt in prompts["train"] if prompt.plain]
-    whole = "".join(texts(plain, tokenizer))
-    assert (tmp_path / "text.txt").read_text().startswith(whole)
+    text = "".join(texts(plain, tokenizer))
+    assert (tmp_path / "text.txt").read_text().startswith(text)
     assert {len(prompt.ids) for prompt in plain} == {24}
     assert [prompt.index for prompt in plain] == list(range(len(plain)))
     assert texts(prompts["held_out"], tokenizer)[0] == "<eot>user:Why is it so?<eot>assistant:"
@@ -68,8 +68,8 @@ def test_a_planted_leak_is_dropped_from_training_and_counted(prepare, tokenizer,
         {"question": "Well, came there? Oh"},  # 11
     )
     prompts, counts = prepare(train='["train.jsonl"]')
-    kept = texts(prompts["train"], tokenizer)
-    assert kept == ["<eot>user:Well, came there? Oh<eot>assistant:"]
+    found = texts(prompts["train"], tokenizer)
+    assert found == ["<eot>user:Well, came there? Oh<eot>assistant:"]
     assert counts["train"]["train.jsonl"]["leaking"] == 3
     assert len(prompts["held_out"]) == 2
     assert "1 prompts (train.jsonl 1); 3 that share a span" in describe_counts(counts)

@@ -14,7 +14,7 @@ MOST_IN_A_SHARD = 4
 
 
 @pytest.fixture
-def whole(tmp_path, monkeypatch):
+def uninterrupted(tmp_path, monkeypatch):
     """The files of a run that nothing ended."""
     FakeTarget().install(monkeypatch)
     run(job(tmp_path / "whole"))
@@ -38,16 +38,16 @@ def test_a_run_writes_shards_that_fit_and_says_what_is_in_them(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("patience", [0, 1, 9, 19])
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch, whole, patience):
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch, uninterrupted, patience):
     fake = FakeTarget(patience=patience).install(monkeypatch)
     one = job(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         run(one)
-    kept = {name: data for name, data in files(one.directory).items() if name != "manifest.json"}
+    before = {name: data for name, data in files(one.directory).items() if name != "manifest.json"}
     fake.patience = None
     run(one)
-    assert files(one.directory) == whole
-    assert kept.items() <= whole.items()
+    assert files(one.directory) == uninterrupted
+    assert before.items() <= uninterrupted.items()
     assert len(fake.answered) - 20 <= MOST_IN_A_SHARD  # the rest is not answered again
 
 
@@ -60,7 +60,7 @@ def test_an_answer_that_ended_by_an_error_is_no_data(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("write", range(1, 9))
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, whole, write):
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, uninterrupted, write):
     fake = FakeTarget().install(monkeypatch)
     one = job(tmp_path / "run")
     writes, sync = [], os.fsync
@@ -79,29 +79,29 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, whole, w
     with pytest.raises(InputError, match="no complete shards"):
         read_shards(one.directory)
     run(one)
-    assert files(one.directory) == whole
+    assert files(one.directory) == uninterrupted
     assert len(fake.answered) - 20 <= MOST_IN_A_SHARD
 
 
-def test_leftovers_of_a_killed_writer_are_removed(tmp_path, monkeypatch, whole):
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path, monkeypatch, uninterrupted):
     FakeTarget().install(monkeypatch)
     one = job(tmp_path / "run")
     (one.directory / ".shard-00000.safetensors.0a1b.partial").write_bytes(b"half")
     run(one)
-    assert files(one.directory) == whole
+    assert files(one.directory) == uninterrupted
 
 
-def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch, whole):
+def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch, uninterrupted):
     fake = FakeTarget().install(monkeypatch)
     one = job(tmp_path / "whole")
     run(one)
     assert (fake.answered, fake.scored) == ([], 0)
-    assert files(one.directory) == whole
+    assert files(one.directory) == uninterrupted
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 @pytest.mark.parametrize("kind", ["", ".scores"])
-def test_damage_is_noticed_and_mended_alone(tmp_path, monkeypatch, whole, damage, kind):
+def test_damage_is_noticed_and_mended_alone(tmp_path, monkeypatch, uninterrupted, damage, kind):
     fake = FakeTarget().install(monkeypatch)
     one = job(tmp_path / "whole")
     path = one.directory / f"shard-00001{kind}.safetensors"
@@ -114,12 +114,12 @@ def test_damage_is_noticed_and_mended_alone(tmp_path, monkeypatch, whole, damage
     with pytest.raises(InputError, match=f"{re.escape(str(path))}.*--stage=whole again"):
         list(read_shards(one.directory))
     run(one)
-    assert files(one.directory) == whole
+    assert files(one.directory) == uninterrupted
     assert (0 < len(fake.answered) <= MOST_IN_A_SHARD) == (kind == "")
     assert fake.scored == 1
 
 
-def test_shards_of_another_target_are_refused(tmp_path, whole):
+def test_shards_of_another_target_are_refused(tmp_path, uninterrupted):
     with pytest.raises(InputError, match="sha256 't', this one has u"):
         read_shards(tmp_path / "whole", target="u")
     assert list(read_shards(tmp_path / "whole", target="t"))
@@ -154,8 +154,8 @@ def test_without_scores_none_are_kept(tmp_path, monkeypatch):
     assert all(sample.top_ids is None for sample in read_shards(tmp_path / "run"))
 
 
-def test_another_seed_gives_other_text(tmp_path, monkeypatch, whole):
+def test_another_seed_gives_other_text(tmp_path, monkeypatch, uninterrupted):
     FakeTarget().install(monkeypatch)
     run(job(tmp_path / "run", seed=4))
     assert files(tmp_path / "run").keys() >= {"shard-00000.safetensors"}
-    assert files(tmp_path / "run") != whole
+    assert files(tmp_path / "run") != uninterrupted

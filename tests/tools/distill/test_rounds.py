@@ -37,10 +37,10 @@ def test_greedy_rounds_are_those_that_happen(tail):
     chances = texts(1, 2, 7, 30, 55, zero_or_one=True)
     found = walk(chances, 3, tail=tail)
     rng, first = np.random.default_rng(), 3 if tail is None else tail
-    each = [simulate(one, 3, first, rng) for one in chances]
-    assert found.count == sum(one[0] for one in each)
-    np.testing.assert_array_equal(found.judged, sum(one[1] for one in each))
-    np.testing.assert_array_equal(found.accepted, sum(one[2] for one in each))
+    simulated = [simulate(one, 3, first, rng) for one in chances]
+    assert found.count == sum(one[0] for one in simulated)
+    np.testing.assert_array_equal(found.judged, sum(one[1] for one in simulated))
+    np.testing.assert_array_equal(found.accepted, sum(one[2] for one in simulated))
     assert found.committed == 0 + 1 + 6 + 29 + 54
     assert found.tokens_per_call == found.committed / found.count
 
@@ -49,8 +49,8 @@ def test_greedy_rounds_are_those_that_happen(tail):
 def test_sampled_rounds_are_those_expected(k, tail):
     chances, rng = texts(12)[0], np.random.default_rng(0)
     found, runs = walk([chances], k, tail=tail), 4000
-    each = [simulate(chances, k, tail, rng) for _ in range(runs)]
-    per = zip(*each, strict=True)
+    simulated = [simulate(chances, k, tail, rng) for _ in range(runs)]
+    per = zip(*simulated, strict=True)
     for what, values in zip((found.count, found.judged, found.accepted), per, strict=True):
         error = 4.5 * np.std(values, axis=0) / np.sqrt(runs) + 1e-9
         assert (np.abs(np.mean(values, axis=0) - what) < error).all()

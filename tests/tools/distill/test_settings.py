@@ -178,8 +178,10 @@ def test_recorded_settings_do_not_depend_on_paths(tmp_path):
     one = tiny_run.settings(tmp_path, "here", prompts_directory='"one"')
     two = tiny_run.settings(tmp_path, "there", prompts_directory='"two"')
     for section in ("target", "prompts", "generate"):
-        mine, other = (determining_values(section, getattr(each, section)) for each in (one, two))
-        assert mine == other
+        values, other = (
+            determining_values(section, getattr(settings, section)) for settings in (one, two)
+        )
+        assert values == other
     assert determining_values("prompts", one.prompts)["prompts.train"] == [
         "train.jsonl",
         "text.txt",

@@ -34,12 +34,12 @@ def job(directory, target, processes, **changes):
 
 @pytest.mark.more
 def test_two_processes_make_the_files_of_one_and_report_every_token(tmp_path, tiny_checkpoint):
-    told = []
+    lines = []
 
     @contextlib.contextmanager
     def bar(label, *, unit):
         del unit
-        yield lambda done, total, *_: told.append((label, done, total))
+        yield lambda done, total, *_: lines.append((label, done, total))
 
     one = fake_target.run(job(tmp_path / "one", tiny_checkpoint, 1))
     made = dataclasses.replace(job(tmp_path / "two", tiny_checkpoint, 2), bar=bar)
@@ -47,10 +47,10 @@ def test_two_processes_make_the_files_of_one_and_report_every_token(tmp_path, ti
     assert one.data == two.data
     assert one.data["planned"] == 6
     assert fake_target.files(tmp_path / "two") == fake_target.files(tmp_path / "one")
-    generated = [done for label, done, _ in told if label == "generating"]
+    generated = [done for label, done, _ in lines if label == "generating"]
     given = sum(len(made.prompts[one.prompt].ids) for one in _completions(made))
     assert generated[-1] == two.data["tokens"] - given
-    assert told[-1] == ("scoring", two.data["generated"], two.data["generated"])
+    assert lines[-1] == ("scoring", two.data["generated"], two.data["generated"])
     assert not multiprocessing.active_children()
 
 

@@ -38,9 +38,9 @@ def test_passages_end_with_sentences_and_with_paragraphs_where_they_can():
     passages = cut(text)
     assert all(passage in text for passage in passages)
     assert all(passage.endswith("end.") for passage in passages)
-    whole = text.split("\n\n")
+    written = text.split("\n\n")
     for passage in passages[:4]:  # of short paragraphs
-        assert set(passage.split("\n\n")) <= set(whole)
+        assert set(passage.split("\n\n")) <= set(written)
     lengths = [len(passage.split()) for passage in passages]
     assert min(lengths) >= 25
     assert max(lengths) < 100 + 40 + 12

@@ -57,7 +57,7 @@ def test_each_draft_worker_has_a_lane(tmp_path, monkeypatch):
     ssd.draft([Busy("expand", 0.0, 2.0)])
     trace.write()
     [engine] = read_trace(trace.path)
-    found = [[(each.name, each.begin) for each in worker] for worker in engine.drafts]
+    found = [[(span.name, span.begin) for span in worker] for worker in engine.drafts]
     assert found == [[("expand", 0)], [], [("grow", 1000), ("expand", 2000)]]
     assert engine.hidden_share() == 5 / 7
     bars = [*picture._bars(engine, 0, 6000)]
@@ -89,10 +89,10 @@ def test_the_hidden_share_is_of_the_drafts_time_in_the_window(path):
 
 def test_the_window_is_after_a_warm_up_where_there_is_room(path):
     _, ssd = read_trace(path)
-    numbers = [each.args["round"] for each in window(ssd, None, 12)]
+    numbers = [round_.args["round"] for round_ in window(ssd, None, 12)]
     assert numbers == list(range(4, 16))
-    assert [each.args["round"] for each in window(ssd, None, 18)] == list(range(2, 20))
-    assert [each.args["round"] for each in window(ssd, 19, 12)] == [19]
+    assert [round_.args["round"] for round_ in window(ssd, None, 18)] == list(range(2, 20))
+    assert [round_.args["round"] for round_ in window(ssd, 19, 12)] == [19]
     for first in (20, -1):
         with pytest.raises(InputError):
             window(ssd, first, 1)
@@ -121,7 +121,7 @@ def run_of(*counts):
     ],
 )
 def test_the_window_is_behind_the_last_prefill_and_has_none_within(counts, first, length):
-    found = [each.args["round"] for each in window(run_of(*counts), None, 12)]
+    found = [round_.args["round"] for round_ in window(run_of(*counts), None, 12)]
     assert found == list(range(first, first + length))
 
 
@@ -231,7 +231,7 @@ def test_a_full_disk_leaves_the_picture_that_was_there(path, tmp_path, capsys):
         assert main(["trace", str(path), f"--output={tmp_path}/old.png"]) == 1
     assert f"{tmp_path}/old.png: File too large" in capsys.readouterr().err
     assert (tmp_path / "old.png").read_bytes() == PNG
-    assert {each.name for each in tmp_path.iterdir()} == {"old.png", path.name}
+    assert {file.name for file in tmp_path.iterdir()} == {"old.png", path.name}
 
 
 @pytest.mark.more

@@ -73,7 +73,7 @@ def files(work):
 
 
 @pytest.fixture(scope="module")
-def whole(target, texts, tmp_path_factory):
+def uninterrupted(target, texts, tmp_path_factory):
     """An uninterrupted run."""
     work = tmp_path_factory.mktemp("whole")
     return work, train(target, texts, work)
@@ -90,7 +90,9 @@ def same(work, other):
 
 
 @pytest.mark.more
-def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whole, tmp_path):
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(
+    target, texts, uninterrupted, tmp_path
+):
     for step in (3, 14):  # before and after the first checkpoint
 
         def kill(done, _steps, _line, step=step):
@@ -102,11 +104,13 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(target, texts, whol
     assert [entry["step"] for entry in journal(tmp_path)][-1] == 14
     result = train(target, texts, tmp_path)
     assert (result.step, result.stop_reason) == (20, "")
-    same(tmp_path, whole[0])
+    same(tmp_path, uninterrupted[0])
 
 
 @pytest.mark.more
-def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, texts, whole, tmp_path):
+def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(
+    target, texts, uninterrupted, tmp_path
+):
     def interrupt(step, _steps, _line):
         if step == 6:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -119,14 +123,14 @@ def test_a_signal_and_a_time_limit_stop_at_a_step_with_a_checkpoint(target, text
     over = train(target, texts, tmp_path, max_seconds=1e-9)
     assert (over.step, over.stop_reason) == (result.step + 1, "max_seconds = 1e-09 are over")
     assert train(target, texts, tmp_path).stop_reason == ""
-    same(tmp_path, whole[0])
+    same(tmp_path, uninterrupted[0])
 
 
 @pytest.mark.more
-def test_a_finished_run_is_not_trained_again(target, texts, whole):
-    work, result = whole
+def test_a_finished_run_is_not_trained_again(target, texts, uninterrupted):
+    work, result = uninterrupted
     steps = []
-    assert train(target, texts, work, progress=lambda *told: steps.append(told)) == result
+    assert train(target, texts, work, progress=lambda *line: steps.append(line)) == result
     assert steps == []
 
 
@@ -142,10 +146,10 @@ def test_training_raises_agreement_on_text_it_has_not_seen(target, texts, tmp_pa
 
 
 @pytest.mark.more
-def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
+def test_a_picture_is_drawn_if_that_can_be_done(uninterrupted, tmp_path, monkeypatch):
     """A full disk, and no matplotlib, are said; neither is an error."""
     work = tmp_path
-    (work / METRICS).write_bytes((whole[0] / METRICS).read_bytes())
+    (work / METRICS).write_bytes((uninterrupted[0] / METRICS).read_bytes())
     assert write_picture(work) == ""
     picture = (work / PICTURE).read_bytes()
     assert picture.startswith(b"\x89PNG")
@@ -163,10 +167,10 @@ def test_a_picture_is_drawn_if_that_can_be_done(whole, tmp_path, monkeypatch):
 
 @pytest.mark.more
 @pytest.mark.parametrize("store", ["bfloat16", "int8"])
-def test_the_engine_loads_the_exported_draft(target, texts, whole, tmp_path, store):
+def test_the_engine_loads_the_exported_draft(target, texts, uninterrupted, tmp_path, store):
     """The engine's logits of the loaded draft give the held-out figures of training."""
-    made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
-    leaves, _ = files(whole[0])
+    made = make_draft(DRAFT, target.config, _output_ids(uninterrupted[0]))
+    leaves, _ = files(uninterrupted[0])
     names = sorted(name for name in made.model.checkpoint_structs() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
     identity = identity_of(target, made.tied)
@@ -194,9 +198,9 @@ def test_the_engine_loads_the_exported_draft(target, texts, whole, tmp_path, sto
     assert np.abs(engine - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkeypatch):
-    made = make_draft(DRAFT, target.config, _output_ids(whole[0]))
-    leaves, _ = files(whole[0])
+def test_a_draft_is_replaced_only_by_a_whole_one(target, uninterrupted, tmp_path, monkeypatch):
+    made = make_draft(DRAFT, target.config, _output_ids(uninterrupted[0]))
+    leaves, _ = files(uninterrupted[0])
     names = sorted(name for name in made.model.checkpoint_structs() if name not in made.tied)
     trained = {name: leaves[f"{i:05}"] for i, name in enumerate(names)}
     place, identity = tmp_path / "draft", identity_of(target, made.tied)
@@ -221,12 +225,12 @@ def test_a_draft_is_replaced_only_by_a_whole_one(target, whole, tmp_path, monkey
 
 
 def test_training_that_does_not_fit_is_refused_before_anything_is_compiled(
-    target, texts, whole, tmp_path, compilations
+    target, texts, uninterrupted, tmp_path, compilations
 ):
     with pytest.raises(InputError, match=r"train\.seed was 0, is 1"):
-        train(target, texts, whole[0], seed=1)
+        train(target, texts, uninterrupted[0], seed=1)
     with pytest.raises(InputError, match="texts was"):
-        train(target, texts[:-1], whole[0])
+        train(target, texts[:-1], uninterrupted[0])
     with pytest.raises(InputError, match="rows do not spread evenly over 3 devices"):
         train(target, texts, tmp_path, devices=3)
     with pytest.raises(InputError, match="there are"):
@@ -241,14 +245,16 @@ def test_training_that_does_not_fit_is_refused_before_anything_is_compiled(
     assert not [event for event in compilations if event]
 
 
-def test_training_goes_on_from_a_draft_that_is_there(target, texts, whole, tmp_path):
-    begin = dataclasses.replace(DRAFT, begin=str(whole[1].draft))
+def test_training_goes_on_from_a_draft_that_is_there(target, texts, uninterrupted, tmp_path):
+    begin = dataclasses.replace(DRAFT, begin=str(uninterrupted[1].draft))
     result = train(target, texts, tmp_path, draft=begin, steps=1, learning_rate=1e-9)
     [before, _, _] = journal(tmp_path)
-    assert before["held_out"] == pytest.approx(whole[1].held_out, rel=1e-2)
-    own, theirs = (load_file(draft / TENSORS) for draft in (result.draft, whole[1].draft))
-    for name in own:
-        np.testing.assert_allclose(_rounded(own[name]), _rounded(theirs[name]), atol=1e-6)
+    assert before["held_out"] == pytest.approx(uninterrupted[1].held_out, rel=1e-2)
+    found, expected = (
+        load_file(draft / TENSORS) for draft in (result.draft, uninterrupted[1].draft)
+    )
+    for name in found:
+        np.testing.assert_allclose(_rounded(found[name]), _rounded(expected[name]), atol=1e-6)
     with pytest.raises(InputError, match="begin was"):
         train(target, texts, tmp_path, steps=1, learning_rate=1e-9)
 
@@ -262,9 +268,9 @@ def test_training_goes_on_from_a_draft_that_is_there(target, texts, whole, tmp_p
     ],
 )
 def test_a_draft_that_cannot_be_gone_on_from_is_refused(
-    target, texts, whole, tmp_path, changes, message
+    target, texts, uninterrupted, tmp_path, changes, message
 ):
-    begin = dataclasses.replace(DRAFT, **({"begin": str(whole[1].draft)} | changes))
+    begin = dataclasses.replace(DRAFT, **({"begin": str(uninterrupted[1].draft)} | changes))
     with pytest.raises(InputError, match=message):
         train(target, texts, tmp_path, draft=begin)
     assert not list(tmp_path.iterdir())
@@ -272,9 +278,9 @@ def test_a_draft_that_cannot_be_gone_on_from_is_refused(
 
 @pytest.mark.more
 def test_training_from_a_draft_keeps_its_tensors(target, texts, tmp_path):
-    own = dataclasses.replace(DRAFT, embedding="trained")
-    made = train(target, texts, tmp_path / "first", draft=own, steps=1)
-    begin = dataclasses.replace(own, begin=str(made.draft))
+    settings = dataclasses.replace(DRAFT, embedding="trained")
+    made = train(target, texts, tmp_path / "first", draft=settings, steps=1)
+    begin = dataclasses.replace(settings, begin=str(made.draft))
     train(target, texts, tmp_path / "second", draft=begin, steps=1)
     with pytest.raises(InputError, match='has trained its embedding; set embedding = "trained"'):
         train(
@@ -289,7 +295,7 @@ def test_figures_without_the_target_are_left_out(target, texts, tmp_path, monkey
     bare = [dataclasses.replace(text, top_ids=None, top_probs=None) for text in texts]
     alone = {"kl": 0.0, "acceptance": 0.0, "cross_entropy": 1.0}
     lines = []
-    train(target, bare, tmp_path, progress=lambda *told: lines.append(told[2]), steps=2, **alone)
+    train(target, bare, tmp_path, progress=lambda *line: lines.append(line[2]), steps=2, **alone)
     for entry in journal(tmp_path):
         found = entry.get("held_out", entry)
         assert found["loss"] == found["cross_entropy"] == 2

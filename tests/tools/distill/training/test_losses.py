@@ -153,8 +153,8 @@ def test_the_rest_of_p_counts_not_where_the_draft_has_no_other_ids():
     case.columns = np.argsort(rng.random((POSITIONS, COLUMNS)), axis=1).astype(np.int32)
     case.probs = np.take_along_axis(case.whole, case.columns, axis=1)
     for weights in MIXES:
-        (top, gradient), (whole, expected) = case.top(weights), case.all(weights)
-        assert float(top.loss) == pytest.approx(float(whole.loss), rel=1e-5)
+        (top, gradient), (all_rows, expected) = case.top(weights), case.all(weights)
+        assert float(top.loss) == pytest.approx(float(all_rows.loss), rel=1e-5)
         np.testing.assert_allclose(gradient, expected, atol=2e-5)
 
 

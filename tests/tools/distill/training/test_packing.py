@@ -57,9 +57,9 @@ def test_rows_are_full_segments_apart_and_positions_from_zero():
     assert (batch.segments != PADDING).mean() > 0.8
     for positions, segments in zip(batch.positions, batch.segments, strict=True):
         for number in range(1, segments.max() + 1):
-            own = np.flatnonzero(segments == number)
-            np.testing.assert_array_equal(own, np.arange(own[0], own[-1] + 1))
-            np.testing.assert_array_equal(positions[own], np.arange(len(own)))
+            places = np.flatnonzero(segments == number)
+            np.testing.assert_array_equal(places, np.arange(places[0], places[-1] + 1))
+            np.testing.assert_array_equal(positions[places], np.arange(len(places)))
     last = np.diff(batch.segments, axis=1, append=PADDING) != 0
     assert not (batch.loss_mask & last).any()
     assert not (batch.loss_mask & (batch.segments == PADDING)).any()

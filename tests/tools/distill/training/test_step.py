@@ -45,13 +45,13 @@ def texts(target):
     return own_text.write(target, texts=2 * ROWS, prompt=3, length=LENGTH, top=tiny.ROWS)
 
 
-def trainer(target, draft=DRAFT, teacher=None, theirs=(), **changes):
+def trainer(target, draft=DRAFT, teacher=None, tied=(), **changes):
     """A trainer, its first state and what it does not change."""
     settings = dataclasses.replace(SETTINGS, **changes)
     made = make_draft(draft, target.config, IDS if draft.output_size else None)
     built = Trainer(made, teacher or Teacher(), settings, mesh_of(settings.devices))
     trained, frozen = first_arrays(made, draft, target, seed=0)
-    return built, built.first_state(trained), built.fixed_arrays(frozen, list(theirs))
+    return built, built.first_state(trained), built.fixed_arrays(frozen, list(tied))
 
 
 def batch_of(texts, length=2 * LENGTH):
@@ -87,8 +87,8 @@ def close(one, other):
 def test_the_rates_of_all_steps_at_once_are_those_of_each():
     settings = dataclasses.replace(SETTINGS, steps=12, warmup=5)
     rates = np.asarray(schedule(settings)(np.arange(12)))
-    each = [float(schedule(settings)(step)) for step in range(12)]
-    np.testing.assert_allclose(rates, each, rtol=1e-6)
+    singly = [float(schedule(settings)(step)) for step in range(12)]
+    np.testing.assert_allclose(rates, singly, rtol=1e-6)
     assert rates.argmax() == 5
     assert rates[5] == pytest.approx(settings.learning_rate)
 
@@ -152,19 +152,19 @@ def test_prompts_and_padding_do_not_count(target, texts):
 
 
 def test_the_live_target_is_what_all_cached_probabilities_say(target, texts):
-    teacher, theirs = load_live(target, tokens=tiny.ROWS, compute="float32")
+    teacher, tied = load_live(target, tokens=tiny.ROWS, compute="float32")
     batch = batch_of(texts)
     cached = looked(target, batch)
     bare = PackedBatch(
         *batch[:5], *(np.zeros((*batch.tokens.shape, 0), d) for d in (np.int32, np.float32))
     )
-    live = looked(target, bare, teacher=teacher, theirs=theirs)
+    live = looked(target, bare, teacher=teacher, tied=tied)
     np.testing.assert_allclose(live, cached, rtol=1e-3)
 
 
 def test_the_target_itself_as_its_draft_has_nothing_to_learn(target, texts):
-    own = DraftSettings(layers=(0, 1))
-    found = means(looked(target, batch_of(texts), draft=own, cross_entropy=0.0))
+    settings = DraftSettings(layers=(0, 1))
+    found = means(looked(target, batch_of(texts), draft=settings, cross_entropy=0.0))
     assert found["kl"] == pytest.approx(0, abs=1e-5)
     assert found["acceptance"] == pytest.approx(1, abs=1e-5)
     assert found["agreement"] == 1
