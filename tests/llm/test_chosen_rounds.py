@@ -44,6 +44,20 @@ def auto(tmp_path_factory):
         llm.close()
 
 
+def opened_with_ngrams(llm):
+    """K of n-grams is chosen, under the ratio rule."""
+    return LLM(
+        llm.config.target,
+        mode="sd",
+        draft="ngram",
+        k="auto",
+        context=320,
+        dtype="float32",
+        exact="bitwise",
+        compile_cache="off",
+    )
+
+
 def engine_with(llm, mode, tuner):
     roles = dataclasses.replace(llm.loaded, tuner=lambda *_: tuner).roles(mode, 3)
     decoder = llm.tokenizer.open_stream
@@ -125,32 +139,13 @@ def test_a_model_that_cannot_be_measured_leaves_nothing_behind(auto, monkeypatch
     monkeypatch.setattr(opening, "open_chooser", fail)
     monkeypatch.setattr(type(auto.loaded), "close", lambda self: closed.append(self))
     with pytest.raises(RuntimeError, match="no luck"):
-        LLM(
-            auto.config.target,
-            mode="sd",
-            draft="ngram",
-            k="auto",
-            context=320,
-            dtype="float32",
-            exact="bitwise",
-            compile_cache="off",
-        )
+        opened_with_ngrams(auto)
     assert len(closed) == 1
 
 
 @pytest.fixture(scope="module")
 def ngrams(auto):
-    """K of n-grams is chosen, under the ratio rule."""
-    return LLM(
-        auto.config.target,
-        mode="sd",
-        draft="ngram",
-        k="auto",
-        context=320,
-        dtype="float32",
-        exact="bitwise",
-        compile_cache="off",
-    )
+    return opened_with_ngrams(auto)
 
 
 def test_n_grams_of_a_chosen_k_leave_the_text_as_it_is(ngrams):

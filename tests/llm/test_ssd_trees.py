@@ -6,14 +6,13 @@ import pytest
 from ssd_jax.errors import InputError
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
-from tests.checkpoints import tiny_pair
+from tests.llm import tree_models
 from tests.llm.bitwise import skip_unless_bitwise
-from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
 from tests.llm.runs import PROMPTS, ids, outputs, requests
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
-PROCESS = {"draft_placement": "process"}
+INLINE, PROCESS = {"draft_placement": "inline"}, {"draft_placement": "process"}
 CASES = [
     pytest.param("qwen3", "float32", 3, 8, {"backup": "none"}),
     pytest.param("qwen2", "float32", 4, 12, {"backup": "draft", "budget": 2}, marks=MORE),
@@ -38,29 +37,11 @@ PLACES = [
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """(target, draft that agrees with it more often than not) of each family."""
-    root = tmp_path_factory.mktemp("trees")
-    families = ("llama", "qwen2", "qwen3")
-    return {family: tiny_pair.write(root / family, family, **SHAPE) for family in families}
+    return tree_models.write(tmp_path_factory.mktemp("trees"))
 
 
 def opened(pair, k, nodes, **settings):
-    defaults = {
-        "mode": "ssd",
-        "context": 320,
-        "slots": 3,
-        "dtype": "float32",
-        "verify": "coupled",
-        "draft_placement": "inline",
-    }
-    llm = LLM(
-        pair[0],
-        draft=pair[1],
-        k=k,
-        tree_nodes=nodes,
-        compile_cache="off",
-        **defaults | settings,
-    )
+    llm = tree_models.opened(pair, k, nodes, mode="ssd", **INLINE | settings)
     for worker in getattr(llm.loaded.worker, "workers", [llm.loaded.worker]):
         if worker is not None:
             worker.patience = 120.0  # no answer is late here, however busy the machine is

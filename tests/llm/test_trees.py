@@ -9,9 +9,8 @@ from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tuning import tree_choice, trees
 from ssd_jax.tuning.role_runs import draft_run, varied_proposals, verify_run
-from tests.checkpoints import tiny_pair
+from tests.llm import tree_models
 from tests.llm.bitwise import skip_unless_bitwise
-from tests.llm.paged import SHAPE
 from tests.llm.preempted import FEW, asked, put_off
 from tests.llm.runs import PROMPTS, ids, outputs, requests
 
@@ -28,23 +27,11 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """(target, draft that agrees with it more often than not) of each family."""
-    root = tmp_path_factory.mktemp("trees")
-    families = ("llama", "qwen2", "qwen3")
-    return {family: tiny_pair.write(root / family, family, **SHAPE) for family in families}
+    return tree_models.write(tmp_path_factory.mktemp("trees"))
 
 
 def opened(pair, k, nodes, **settings):
-    defaults = {"context": 320, "slots": 3, "dtype": "float32", "verify": "coupled"}
-    return LLM(
-        pair[0],
-        mode="sd",
-        draft=pair[1],
-        k=k,
-        tree_nodes=nodes,
-        compile_cache="off",
-        **defaults | settings,
-    )
+    return tree_models.opened(pair, k, nodes, mode="sd", **settings)
 
 
 @pytest.mark.parametrize(("family", "dtype", "verify", "k", "nodes"), CASES)

@@ -17,6 +17,7 @@ from ssd_jax.models.sharding import mesh_of
 from ssd_jax.tools.aot import chips, hlo, traffic
 from ssd_jax.tools.aot.programs import Sizes, of_target
 from tests.tools.aot import gpus, specs
+from tests.tools.aot.gates import loops_of_unknown_length
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
 of_every_program = pytest.mark.slow
@@ -87,11 +88,7 @@ def program(request):
 
 def test_the_host_is_never_waited_for(program):
     _, module, *_ = program
-    assert [
-        instruction
-        for instruction in module.instructions("while")
-        if module.trips(instruction) is None
-    ] == []
+    assert loops_of_unknown_length(module) == []
     assert [*module.instructions("conditional")] == []
 
 

@@ -18,6 +18,7 @@ from ssd_jax.tools.aot import chips, hlo, traffic
 from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.programs import Sizes, of_target
 from tests.tools.aot import gpus, specs
+from tests.tools.aot.gates import loops_of_unknown_length
 
 SLOTS, CONTEXT = 4, 32768  # pages are larger than whatever a program computes
 LOGITS = SLOTS * specs.BRANCHES * 128256 * 4
@@ -38,11 +39,7 @@ compiles = [
 def gates(program, module, pages):
     """Each gate by name: what is wrong, nothing where all is well."""
     found = {
-        "no loop waits for the host": [
-            instruction
-            for instruction in module.instructions("while")
-            if module.trips(instruction) is None
-        ],
+        "no loop waits for the host": loops_of_unknown_length(module),
         "no conditional": [*module.instructions("conditional")],
         "no copy of the pages": [
             copy

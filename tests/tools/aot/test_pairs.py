@@ -17,6 +17,7 @@ from ssd_jax.tools.aot.configurations import read_configuration
 from ssd_jax.tools.aot.parts import ChipSlice, build, compile_program
 from ssd_jax.tools.aot.programs import Sizes, of_draft, of_target
 from tests.tools.aot import gpus
+from tests.tools.aot.gates import loops_of_unknown_length
 
 pytestmark = [pytest.mark.aot, pytest.mark.shipped]
 
@@ -186,11 +187,7 @@ def gates(case):
     found = {
         "compiles in a minute": compiled.seconds // 60,
         "fits": max(0, weights + pages + extra - case.chip.memory),
-        "no loop waits for the host": [
-            instruction
-            for instruction in module.instructions("while")
-            if module.trips(instruction) is None
-        ],
+        "no loop waits for the host": loops_of_unknown_length(module),
         "no conditional": [*module.instructions("conditional")],
         "no copy of the pages": [
             copy
