@@ -77,10 +77,8 @@ def _canonical_arguments(values: Flags, arguments: Sequence[str]) -> Iterator[st
             continue
         name, value = _with_underscores(flag[1]), flag[2]
         positive_name = name.removeprefix("no").removeprefix("_")
-        name, positive = (
-            _OTHER_NAMES.get(name, name),
-            _OTHER_NAMES.get(positive_name, positive_name),
-        )
+        name = _OTHER_NAMES.get(name, name)
+        positive = _OTHER_NAMES.get(positive_name, positive_name)
         if name in values:
             yield from _with_value(values, name, value)
             if value is None and not values[name].boolean:

@@ -126,10 +126,8 @@ def _costs(job: BenchJob, mode: str, k: int) -> costs.RoundCosts:
     loaded = dataclasses.replace(job.llm.local, tuner=None)
     programs, roles = loaded.programs, loaded.roles(mode, k)
     assert roles.drafter is not None
-    proposals, trees = (
-        varied_proposals(programs, programs.slots, [k]),
-        programs.verification.nodes > 0,
-    )
+    proposals = varied_proposals(programs, programs.slots, [k])
+    trees = programs.verification.nodes > 0
     ids = programs.ids
     verify = verify_run(roles.target, proposals, job.params, ids=ids, trees=trees)
     draft = draft_run(roles.drafter, programs.slots, job.llm.context, job.params, ids=ids)

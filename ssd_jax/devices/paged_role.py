@@ -60,10 +60,8 @@ class PagedRole:
             return
         # Each group of devices numbers its own pages from 0.
         pages_per_group = programs.paging.total // programs.model.data_shards
-        row, local_pages = (
-            self._host_table[slot],
-            np.array(pages, np.int32) - slot // programs.local_slots * pages_per_group,
-        )
+        row = self._host_table[slot]
+        local_pages = np.array(pages, np.int32) - slot // programs.local_slots * pages_per_group
         row[:] = local_pages[-1]
         row[: len(local_pages)] = local_pages
         self._device_table = None

@@ -61,10 +61,8 @@ def _rounded(x, storage):
 @pytest.mark.parametrize("page_size", cases([3 * BLOCK, BLOCK, 16, 32, 64, 192], BLOCK, 16))
 def test_each_query_sees_its_visible_prefix(backend, storage, page_size):
     batch, rows, heads, kv_heads, head_dim, length = 3, 4, 6, 2, 8, 300
-    k, v = (
-        _random((batch, kv_heads, length, head_dim), 1),
-        _random((batch, kv_heads, length, head_dim), 2),
-    )
+    k = _random((batch, kv_heads, length, head_dim), 1)
+    v = _random((batch, kv_heads, length, head_dim), 2)
     if page_size == 3 * BLOCK:
         table, page_table = np.array([[1], [2], [3]]), Contiguous(1)
     else:

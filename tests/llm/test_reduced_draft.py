@@ -123,10 +123,8 @@ def test_rounds_are_those_that_teacher_forcing_predicts(many):
         )
         for request, one in zip(asked, spoken, strict=True)
     ]
-    target, draft = (
-        (many.target.model, many.loaded.parameters),
-        (many.draft.model, many.draft.load()),
-    )
+    target = (many.target.model, many.loaded.parameters)
+    draft = (many.draft.model, many.draft.load())
     judged = judge(target, draft, texts, tokens=many.tokenizer.size, longest=64)
     agreed = [(one.rank == 0).astype(float) for one in judged]
     assert 0.1 < np.mean(np.concatenate(agreed)) < 0.9

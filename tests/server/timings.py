@@ -166,10 +166,8 @@ def time_users(options):
     with opened(options, mode="auto", slots=max(USERS), context=512) as llm:
         print(llm.choice)
         for users in USERS:
-            prompts, seconds = (
-                prompts_of(llm, options, users),
-                {mode: [] for mode in (*llm.modes, None)},
-            )
+            prompts = prompts_of(llm, options, users)
+            seconds = {mode: [] for mode in (*llm.modes, None)}
             for _ in range(options.warmup):
                 llm.generate(prompts, params)
             for _ in range(options.repeats):

@@ -91,10 +91,8 @@ def serving(
     if kind == "tls":
         assert files is not None
         pair = {"cert": files["worker.cert"], "key": files["worker.key"]}
-        of_worker, of_engine = (
-            Files(**pair).serving_context(),
-            Files(ca=files["ca"]).engine_context(),
-        )
+        of_worker = Files(**pair).serving_context()
+        of_engine = Files(ca=files["ca"]).engine_context()
     server = StreamServer(
         answers,
         listen_locally() if kind == "here" else listen("127.0.0.1", 0),

@@ -326,10 +326,8 @@ class PagedPrograms:
           each chunk's number of tokens and hidden states.
         """
         execution, logits, chunks = self.model.execution, None, []
-        widest, remembered = (
-            max(execution.prefill_chunks),
-            min(max(reused - offset, 0), len(tokens)),
-        )
+        widest = max(execution.prefill_chunks)
+        remembered = min(max(reused - offset, 0), len(tokens))
         for begin in range(0, remembered, widest):
             arguments = _padded(
                 tokens[begin : min(begin + widest, remembered)], widest, slot, offset + begin

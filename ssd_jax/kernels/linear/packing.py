@@ -155,11 +155,9 @@ def _q4_k(stored: Stored, high_words: int = 0) -> list[Lanes]:
         stored, ("<u2", 2), ("<u4", 3), ("<u4", high_words), ("<u4", 32)
     )
     fields: list[Lanes] = [d]
-    six_bit_words, high, nibbles = (
-        _six_bits(_with_contiguous_steps(scales)),
-        _with_contiguous_steps(high),
-        _with_contiguous_steps(nibbles),
-    )
+    six_bit_words = _six_bits(_with_contiguous_steps(scales))
+    high = _with_contiguous_steps(high)
+    nibbles = _with_contiguous_steps(nibbles)
     for group in range(8):
         start = 8 * (group // 2)  # two groups share 32 bytes: halves of the same bytes
         first_half = _nibbles(nibbles[:, :, start : start + 4], group % 2)

@@ -47,10 +47,8 @@ def _merge_by_reduction(
 
     def add(left: tuple[jax.Array, ...], right: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         merged_maximum = jnp.maximum(left[0], right[0])
-        left_scale, right_scale = (
-            jnp.exp2(left[0] - merged_maximum),
-            jnp.exp2(right[0] - merged_maximum),
-        )
+        left_scale = jnp.exp2(left[0] - merged_maximum)
+        right_scale = jnp.exp2(right[0] - merged_maximum)
         sums = (a * left_scale + b * right_scale for a, b in zip(left[1:], right[1:], strict=True))
         return merged_maximum, *sums
 

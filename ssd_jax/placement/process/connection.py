@@ -260,10 +260,8 @@ class Connection:
         for name in ("bonus", "lengths", "tokens", "confidence"):
             getattr(branches, name)[slots] = getattr(message, name)
         if branches.trees is not None:
-            branches.trees.node[slots], branches.trees.parents[slots] = (
-                message.node,
-                message.parents,
-            )
+            branches.trees.node[slots] = message.node
+            branches.trees.parents[slots] = message.parents
         return OwnedBranches(epochs, branches, message.complete)
 
 

@@ -134,10 +134,7 @@ class _Inbox:
         self.spec, self.refusals = spec, refusals
         """What messages must fit, and the log of those that do not."""
         self._items: queue.SimpleQueue[DraftMessage | ProtocolError | None] = queue.SimpleQueue()
-        self._num_read, self._num_handled = (
-            0,
-            0,
-        )  # requests of rounds; each is changed by one thread only
+        self._num_read = self._num_handled = 0  # of rounds; one thread changes each
         self._num_early = 0  # messages from before a draft was loaded
         self.ended = threading.Event()
         """Set once the engine has left."""

@@ -100,12 +100,10 @@ class DraftSession:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._spec, self._make_draft, self._round_waits, self._clock = (
-            spec,
-            draft,
-            round_waits,
-            clock,
-        )
+        self._spec = spec
+        self._make_draft = draft
+        self._round_waits = round_waits
+        self._clock = clock
         self._work_begin = 0.0  # when the work began that is not reported yet
         self._work: deque[Work] = deque(maxlen=MAX_WORK)  # drops the oldest
         self._draft: GrowingDraft | None = None

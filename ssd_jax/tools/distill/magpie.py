@@ -57,10 +57,8 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
         tokenizer.apply_chat_template([{"role": "user", "content": c}], add_generation_prompt=True)
         for c in "xy"
     )
-    prefix, suffix = (
-        _common_prefix(with_x, with_y),
-        _common_prefix(with_x[::-1], with_y[::-1])[::-1],
-    )
+    prefix = _common_prefix(with_x, with_y)
+    suffix = _common_prefix(with_x[::-1], with_y[::-1])[::-1]
     if not prefix:
         raise InputError(
             "[magpie] goes on from what the target's chat template puts before a user's words, and "

@@ -301,11 +301,9 @@ def _generate(context: Distillation) -> None:
 def _train(context: Distillation) -> None:
     texts = _texts_digest(context.finished("generate", "train"))
     manifest = context.start("train", {"generate": texts})
-    directory, train, draft = (
-        context.directory("train"),
-        context.settings.train,
-        context.settings.draft,
-    )
+    directory = context.directory("train")
+    train = context.settings.train
+    draft = context.settings.draft
     assert train is not None
     assert draft is not None
     from ssd_jax.tools.distill.training.model import open_beginning

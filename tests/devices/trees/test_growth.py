@@ -100,10 +100,8 @@ def test_the_tree_has_the_best_nodes_of_the_search(nodes, depth):
     proposal = grown(shape, log_rates, limit)[1]
     for row in range(ROWS):
         length = int(proposal.proposal.length[row])
-        parents, tokens = (
-            np.asarray(proposal.parents[row]),
-            np.asarray(proposal.proposal.tokens[row]),
-        )
+        parents = np.asarray(proposal.parents[row])
+        tokens = np.asarray(proposal.proposal.tokens[row])
         paths = [tuple(tokens[path_of(parents, i + 1)].tolist()) for i in range(length)]
         best = searched(row, shape, log_rates[0], int(limit[row]))
         assert sorted(paths) == sorted(best["nodes"] if limit[row] else [])

@@ -314,10 +314,8 @@ class _Session:
         return state, step
 
     def _record(self, step: int, tokens: int, report: StepReport) -> None:
-        figures, norm = (
-            means(report.sums, with_target=self._has_target),
-            float(report.gradient_norm),
-        )
+        figures = means(report.sums, with_target=self._has_target)
+        norm = float(report.gradient_norm)
         if not math.isfinite(figures["loss"] + norm):
             problem = f"the loss is {figures['loss']}, the gradient's norm {norm}"
             raise _divergence_error(step, problem, self.journal.path.parent)

@@ -147,10 +147,8 @@ class Trainer:
             specs = {"in_specs": (replicated, replicated, batch), "out_specs": replicated}
             return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
-        gradients, measure = (
-            over_devices(self._gradients, _MICRO_ROWS),
-            over_devices(self._measure, _ROWS),
-        )
+        gradients = over_devices(self._gradients, _MICRO_ROWS)
+        measure = over_devices(self._measure, _ROWS)
 
         def step(state: State, fixed: FixedArrays, batch: PackedBatch) -> tuple[State, StepReport]:
             sums, total = gradients(state.trained, fixed, batch)
