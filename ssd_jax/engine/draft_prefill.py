@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable
 
-from ssd_jax.engine.request_state import RequestState
+from ssd_jax.engine.requests.state import RequestState
 from ssd_jax.roles.protocols import Drafter
 
 _AGE = operator.attrgetter("request_id")

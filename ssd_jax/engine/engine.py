@@ -24,23 +24,23 @@ import numpy as np
 
 from ssd_jax.engine.draft_prefill import DraftPrefill
 from ssd_jax.engine.event_reports import EventReports
-from ssd_jax.engine.metrics import RequestTimes
-from ssd_jax.engine.occurrences import Occurrences
-from ssd_jax.engine.openings import Openings
-from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.planner import Planner, RoundPlan
 from ssd_jax.engine.prompt_reader import PromptReader
 from ssd_jax.engine.request import Request, TokenEvent
-from ssd_jax.engine.request_state import RequestState
-from ssd_jax.engine.round_batches import RoundBatches
-from ssd_jax.engine.round_log import CommittedRow, InFlight, RoundLog
-from ssd_jax.engine.round_masks import round_masks
-from ssd_jax.engine.round_monitor import RoundMonitor
-from ssd_jax.engine.round_timer import RoundTimer
-from ssd_jax.engine.seats import EngineLoad, Seats
-from ssd_jax.engine.sequence import Sequence, check, require_one_text
-from ssd_jax.engine.stop_strings import open_text
-from ssd_jax.engine.trace import EngineTrace
+from ssd_jax.engine.requests.metrics import RequestTimes
+from ssd_jax.engine.requests.occurrences import Occurrences
+from ssd_jax.engine.requests.sequence import Sequence, check, require_one_text
+from ssd_jax.engine.requests.state import RequestState
+from ssd_jax.engine.requests.stop_strings import open_text
+from ssd_jax.engine.rounds.batches import RoundBatches
+from ssd_jax.engine.rounds.log import CommittedRow, InFlight, RoundLog
+from ssd_jax.engine.rounds.masks import round_masks
+from ssd_jax.engine.rounds.monitor import RoundMonitor
+from ssd_jax.engine.rounds.timer import RoundTimer
+from ssd_jax.engine.rounds.trace import EngineTrace
+from ssd_jax.engine.slots.openings import Openings
+from ssd_jax.engine.slots.page_stock import PageStock
+from ssd_jax.engine.slots.seats import EngineLoad, Seats
 from ssd_jax.errors import DeviceError, InputError
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import IDLE, Outcomes

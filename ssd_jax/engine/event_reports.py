@@ -9,9 +9,9 @@ import logging
 from collections import deque
 
 from ssd_jax.engine.request import FinishReason, TokenEvent
-from ssd_jax.engine.request_state import RequestState
-from ssd_jax.engine.round_log import CommittedRow, RoundLog
-from ssd_jax.engine.seats import Seats
+from ssd_jax.engine.requests.state import RequestState
+from ssd_jax.engine.rounds.log import CommittedRow, RoundLog
+from ssd_jax.engine.slots.seats import Seats
 from ssd_jax.errors import SsdError
 
 _LOG = logging.getLogger(__name__)

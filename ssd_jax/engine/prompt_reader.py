@@ -6,12 +6,12 @@ from collections import deque
 
 from ssd_jax.engine.draft_prefill import DraftPrefill
 from ssd_jax.engine.event_reports import EventReports
-from ssd_jax.engine.openings import Openings
 from ssd_jax.engine.planner import RoundPlan
-from ssd_jax.engine.round_log import InFlight, RoundLog
-from ssd_jax.engine.round_masks import round_masks
-from ssd_jax.engine.seats import Seats
-from ssd_jax.engine.waiting_queue import rank
+from ssd_jax.engine.rounds.log import InFlight, RoundLog
+from ssd_jax.engine.rounds.masks import round_masks
+from ssd_jax.engine.slots.openings import Openings
+from ssd_jax.engine.slots.seats import Seats
+from ssd_jax.engine.slots.waiting_queue import rank
 from ssd_jax.errors import DeviceError
 from ssd_jax.roles.protocols import Drafter, Target
 

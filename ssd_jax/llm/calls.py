@@ -13,17 +13,17 @@ from typing import Any
 from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.config.config import Config
 from ssd_jax.config.values import is_integer
-from ssd_jax.engine.bad_words import encoded
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.grammar import Grammar
 from ssd_jax.engine.request import Request, RequestOutput, TokenEvent, joined
+from ssd_jax.engine.requests.bad_words import encoded
+from ssd_jax.engine.requests.sequence import check, require_one_text, stop_ids
 from ssd_jax.engine.round_thread import (
     WHOLE_TEXT_INTERVAL,
     RoundThread,
     TaskCaller,
     ThreadCaller,
 )
-from ssd_jax.engine.sequence import check, require_one_text, stop_ids
 from ssd_jax.errors import InputError
 from ssd_jax.llm.grammars import Grammars
 from ssd_jax.llm.prompting import (

@@ -19,7 +19,7 @@ from ssd_jax.config.values import is_integer
 from ssd_jax.devices.opening.models import OpenedModel
 from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.requests.occurrences import Occurrences
 from ssd_jax.engine.round_thread import RoundThread
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.llm.arguments import (

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from ssd_jax.config.config import Config
-from ssd_jax.engine.trace import Trace
+from ssd_jax.engine.rounds.trace import Trace
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.hosts.facts import model_facts
 from ssd_jax.placement.hosts.follower import Follower

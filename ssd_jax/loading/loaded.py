@@ -20,7 +20,7 @@ from ssd_jax.devices.target import logprob_programs, masked_programs
 from ssd_jax.devices.target.programs import Programs
 from ssd_jax.devices.target.target import DeviceTarget
 from ssd_jax.devices.trees.drafter import TreeDrafter
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.loading.drafts import EngineDrafts, InlineDraft
 from ssd_jax.loading.resolved import Resolved
 from ssd_jax.placement.host_branching import HostBranchingDraft

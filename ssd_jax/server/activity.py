@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.round_monitor import RoundCounts, TargetSpan
+from ssd_jax.engine.rounds.monitor import RoundCounts, TargetSpan
 from ssd_jax.roles.activity import Busy
 
 _LAST = 20  # rounds that show whether the server speculates

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ssd_jax import __version__
-from ssd_jax.engine.round_monitor import TargetSpan
+from ssd_jax.engine.rounds.monitor import TargetSpan
 from ssd_jax.roles.activity import FORWARDS, Busy
 from ssd_jax.server.activity import EngineActivity
 from ssd_jax.server.state import ServerState

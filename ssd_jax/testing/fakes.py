@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ssd_jax.engine.metrics import empty
 from ssd_jax.engine.request import CompletionOutput, FinishReason, LengthLimit, RequestOutput
 from ssd_jax.engine.request_metrics import RequestMetrics
+from ssd_jax.engine.requests.metrics import empty
 from ssd_jax.roles.records import IDLE, DraftBatch, Drafted, Outcomes, SlotOpening, TopLogprobs
 from ssd_jax.testing.by_row import rows_of
 

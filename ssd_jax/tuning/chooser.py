@@ -9,7 +9,7 @@ from functools import partial
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import AUTO_K, MODES
 from ssd_jax.engine.planner import RoundPlan
-from ssd_jax.engine.round_timer import RoundTimer, TimedRound
+from ssd_jax.engine.rounds.timer import RoundTimer, TimedRound
 from ssd_jax.roles.drafting import TreeShape
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.fan_out import FanOut

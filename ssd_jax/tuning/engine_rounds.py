@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.round_timer import RoundTimer
+from ssd_jax.engine.rounds.timer import RoundTimer
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.roles.protocols import Drafter, Target
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.sampling.params import SamplingParams

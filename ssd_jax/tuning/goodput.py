@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing_extensions import override
 
 from ssd_jax.engine.planner import Planner, RoundPlan
-from ssd_jax.engine.round_timer import TimedRound
+from ssd_jax.engine.rounds.timer import TimedRound
 
 TRIAL = 8
 """Timed rounds of a trial."""

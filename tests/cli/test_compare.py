@@ -166,7 +166,7 @@ def test_generate_compares_two_modes(tiny_checkpoint, prompt_file, capsys):
 @pytest.mark.slow
 def test_generate_says_so_when_modes_part(tiny_checkpoint, monkeypatch, capsys):
     """The first token of the first run is not what the target said."""
-    from ssd_jax.engine.sequence import Sequence
+    from ssd_jax.engine.requests.sequence import Sequence
 
     commit, calls = Sequence.commit, []
 

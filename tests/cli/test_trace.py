@@ -11,7 +11,7 @@ from ssd_jax.cli.main import main
 from ssd_jax.llm.llm import LLM
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.tools.traces.read import read_trace
-from tests.engine.trace_schema import check_schema
+from tests.engine.rounds.trace_schema import check_schema
 
 SMALL = ("--dtype=float32", "--context=300", "--compile_cache=off", "--ignore_eos")
 

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.devices.branches.draft import BranchDraft
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.occurrences import derived
 from ssd_jax.engine.request import Request
+from ssd_jax.engine.requests.occurrences import derived
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import Connection

@@ -10,7 +10,7 @@ import pytest
 from ssd_jax.engine.engine import Engine
 from ssd_jax.engine.origin import Origin, origins, spans
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.trace import Trace
+from ssd_jax.engine.rounds.trace import Trace
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.testing.fakes import FakeDrafter, FakeTarget, Letters
 from tests.fakes.instrument import instrument
@@ -97,7 +97,7 @@ def test_a_trace_has_the_text_of_every_round(tmp_path):
 
 
 def test_text_beyond_the_limit_of_a_trace_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("ssd_jax.engine.trace.MOST_BYTES", 1200)
+    monkeypatch.setattr("ssd_jax.engine.rounds.trace.MOST_BYTES", 1200)
     recorder = Trace(tmp_path / "trace.json")
     streamed(["hit"] * 9, recorder.engine("ssd"))
     recorder.write()

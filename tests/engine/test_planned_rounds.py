@@ -6,9 +6,9 @@ import random
 import pytest
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.occurrences import derived
-from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.planner import RoundPlan
+from ssd_jax.engine.requests.occurrences import derived
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.errors import InputError
 from ssd_jax.testing.fakes import Clock, FakeDrafter, FakeTarget, Letters
 from tests.engine.letters import EOS, LONG, drain, ids, outputs, request, spell

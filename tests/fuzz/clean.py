@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.orbax import write_checkpoint
-from ssd_jax.engine.trace import RowTrace, Trace
+from ssd_jax.engine.rounds.trace import RowTrace, Trace
 from ssd_jax.roles.activity import Busy
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill import prompts as distill_prompts

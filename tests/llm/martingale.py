@@ -21,7 +21,7 @@ import numpy as np
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.trace import RowTrace
+from ssd_jax.engine.rounds.trace import RowTrace
 from ssd_jax.roles.records import Drafted
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.testing import tiny

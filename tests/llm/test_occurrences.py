@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ssd_jax.config.config import Config
-from ssd_jax.engine.occurrences import derived
+from ssd_jax.engine.requests.occurrences import derived
 from ssd_jax.llm import llm as llm_module
 from ssd_jax.llm.llm import LLM
 from ssd_jax.loading import drafts, loaded

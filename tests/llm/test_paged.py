@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.paged_role import PagedRole
-from ssd_jax.engine.page_stock import PageGrant, PageStock
+from ssd_jax.engine.slots.page_stock import PageGrant, PageStock
 from ssd_jax.kernels.handlers import why_missing
 from tests.llm.paged import (
     ALONE,

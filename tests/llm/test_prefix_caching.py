@@ -11,9 +11,9 @@ import pytest
 
 from ssd_jax import InputError, SamplingParams
 from ssd_jax.devices.programs.paged import PagedPrograms, Paging
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.loading.loaded import Loaded
-from tests.engine.flawed_stocks import Early, Uncounted
+from tests.engine.slots.flawed_stocks import Early, Uncounted
 from tests.llm.paged import ALONE, ELSEWHERE, LONG, PAGE, elsewhere, opened, with_new_engines
 from tests.llm.runs import ids, outputs
 

@@ -554,7 +554,7 @@ def test_a_model_that_is_closed_while_it_loads_ends_what_it_has_loaded(
 FORKS = """
 import atexit, os, sys
 from ssd_jax import LLM, SsdError
-from ssd_jax.engine.trace import Event
+from ssd_jax.engine.rounds.trace import Event
 target, path = sys.argv[1:]
 with LLM(target, load=False, trace=path, compile_cache="off") as llm:
     llm._resources.trace.add(Event(1, "host", "a round", 0.0, 1.0, {}))

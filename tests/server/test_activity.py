@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssd_jax.engine.round_monitor import TargetSpan
+from ssd_jax.engine.rounds.monitor import TargetSpan
 from ssd_jax.server.activity import EngineActivity
 
 

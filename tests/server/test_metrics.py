@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ssd_jax.engine.round_monitor import RoundCounts, TargetSpan
+from ssd_jax.engine.rounds.monitor import RoundCounts, TargetSpan
 from ssd_jax.server.activity import EngineActivity
 from tests.server.http_calls import call, post, raw, request_text, stream
 from tests.server.scripted import ScriptedEngine, served

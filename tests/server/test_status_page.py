@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ssd_jax.engine.round_monitor import RoundCounts, TargetSpan
+from ssd_jax.engine.rounds.monitor import RoundCounts, TargetSpan
 from ssd_jax.roles.activity import Busy
 from ssd_jax.server.activity import EngineActivity
 from ssd_jax.server.status import timeline

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ssd_jax.engine.metrics import RowLookup, row_lookup
+from ssd_jax.engine.requests.metrics import RowLookup, row_lookup
 from ssd_jax.roles.records import BranchTokens, SlotOpening
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.speculation.acceptance import AcceptanceStats

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.speculation.backup import NgramBackup
 from tests.engine.letters import LONG, drain, outputs, request, spell
 from tests.fakes.branching import FakeBranchingDraft, GrowingBranches

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.page_stock import PageStock
 from ssd_jax.engine.request import Request
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.tuned_drafter import TunedDrafter
 from ssd_jax.testing.fakes import Clock, FakeDrafter, Letters

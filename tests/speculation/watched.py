@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import DraftBatch, Drafted
 from ssd_jax.speculation.backup import BackupKind

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ssd_jax.config.config import Config
-from ssd_jax.engine.round_timer import TimedRound
+from ssd_jax.engine.rounds.timer import TimedRound
 from ssd_jax.tuning.batch_costs import costs_of_batch
 from ssd_jax.tuning.chooser import Chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts

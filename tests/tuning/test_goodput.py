@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ssd_jax.engine.planner import RoundPlan
-from ssd_jax.engine.round_timer import TimedRound
+from ssd_jax.engine.rounds.timer import TimedRound
 from ssd_jax.tuning.goodput import INTERVAL, LOSS, TRIAL, GoodputPlanner
 
 K = 4

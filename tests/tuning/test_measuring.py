@@ -10,7 +10,7 @@ import pytest
 from ssd_jax.config import config, derived
 from ssd_jax.devices.programs.batch_sizes import BatchSizes
 from ssd_jax.devices.target.base import Verification
-from ssd_jax.engine.page_stock import PageStock
+from ssd_jax.engine.slots.page_stock import PageStock
 from ssd_jax.errors import SsdError
 from ssd_jax.loading.loaded import Roles
 from ssd_jax.placement.process import placement

@@ -3,7 +3,7 @@
 import pytest
 
 from ssd_jax.config.config import Config
-from ssd_jax.engine.round_timer import TimedRound
+from ssd_jax.engine.rounds.timer import TimedRound
 from ssd_jax.speculation.fan_out import VerificationStats
 from ssd_jax.tuning.chooser import Chooser
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts

@@ -14,7 +14,7 @@ import numpy as np
 
 from ssd_jax.devices.programs.sampling_rows import SamplingRows
 from ssd_jax.engine.request import Request
-from ssd_jax.engine.sequence import stop_ids
+from ssd_jax.engine.requests.sequence import stop_ids
 from ssd_jax.kernels.distribution import sampled_probs
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling import keys

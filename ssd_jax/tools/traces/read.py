@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.config.settings import MAX_WORKERS
-from ssd_jax.engine.trace import FORMAT, LANES, MOST_BYTES, OF_A_WORKER, PRODUCER
+from ssd_jax.engine.rounds.trace import FORMAT, LANES, MOST_BYTES, OF_A_WORKER, PRODUCER
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import overlap
 from ssd_jax.system.files import read_json, shown

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.occurrences import Occurrences
 from ssd_jax.engine.request import Request, RequestOutput
+from ssd_jax.engine.requests.occurrences import Occurrences
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller, Policies
 from ssd_jax.speculation.fan_out import FanOut, UniformFanOut

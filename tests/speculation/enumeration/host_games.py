@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.requests.occurrences import Occurrences
 from tests.speculation.enumeration import toys
 from tests.speculation.enumeration.chance import paths
 from tests.speculation.enumeration.host import outputs

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.requests.occurrences import Occurrences
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation import controller
 from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, MeasuredFanOut

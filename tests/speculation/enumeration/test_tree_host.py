@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from ssd_jax.engine.engine import Engine
-from ssd_jax.engine.occurrences import Occurrences
+from ssd_jax.engine.requests.occurrences import Occurrences
 from ssd_jax.speculation.cache import SpeculationCache
 from ssd_jax.speculation.controller import Controller
 from ssd_jax.speculation.sequence_state import RoundState

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ssd_jax.cli.main import main
 from ssd_jax.engine.origin import Origin, TextSpan
-from ssd_jax.engine.trace import RowTrace, Trace
+from ssd_jax.engine.rounds.trace import RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.tools.demo.replay import play
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from ssd_jax.cli.main import main
-from ssd_jax.engine.trace import RowTrace, Trace
+from ssd_jax.engine.rounds.trace import RowTrace, Trace
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import Busy
 from ssd_jax.tools.traces import picture

@@ -1,0 +1,1 @@
+"""What a round is given, and what is recorded of it."""

@@ -1,0 +1,1 @@
+"""Which request has which slot and pages, and which waits."""
