@@ -17,8 +17,8 @@ from ssd_jax.checkpoints.orbax import write_checkpoint
 from ssd_jax.engine.rounds.trace import RowTrace, Trace
 from ssd_jax.roles.activity import Busy
 from ssd_jax.testing import tiny
-from ssd_jax.tools.distill import prompts as distill_prompts
 from ssd_jax.tools.distill.manifest import Manifest, write_manifest
+from ssd_jax.tools.distill.prompt_ids import PromptIds, write_prompts
 from ssd_jax.tools.distill.shards import Sample, encode_scores, encode_texts
 from tests.checkpoints import tiny_drafts
 from tests.fuzz import gguf_bytes
@@ -173,8 +173,8 @@ def _distill(directory: Path) -> None:
         return {"file": name, "bytes": len(data), "sha256": sha256(data).hexdigest()}
 
     shards = [entry("t.safetensors", texts) | {"scores": entry("s.safetensors", scores)}]
-    prompt = distill_prompts.PromptIds(set="a", index=0, ids=[1, 2])
-    digests = distill_prompts.write_prompts(directory, {"train": [prompt]})
+    prompt = PromptIds(set="a", index=0, ids=[1, 2])
+    digests = write_prompts(directory, {"train": [prompt]})
     write_manifest(
         directory,
         Manifest(

@@ -26,8 +26,8 @@ from ssd_jax.tools.chat.conversation import load
 from ssd_jax.tools.chat.terminal import HistoryFile
 from ssd_jax.tools.compare.pairs import read_outputs
 from ssd_jax.tools.distill.manifest import read_manifest
+from ssd_jax.tools.distill.prompt_ids import read_prompts
 from ssd_jax.tools.distill.prompt_settings import PromptEntry
-from ssd_jax.tools.distill.prompts import read_prompts
 from ssd_jax.tools.distill.reading import read_lines, read_plain
 from ssd_jax.tools.distill.settings import read_settings
 from ssd_jax.tools.distill.shards import read_shards

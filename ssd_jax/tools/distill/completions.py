@@ -13,7 +13,7 @@ import numpy as np
 
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.atomic import write_file
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.settings import GenerateSettings, TargetSettings
 from ssd_jax.tools.distill.shards import Sample, encode_texts
 

@@ -31,7 +31,7 @@ from ssd_jax.tools.bench.report import json_safe
 from ssd_jax.tools.distill.completions import Completion, CompletionJob, Shards
 from ssd_jax.tools.distill.generate import into_shards
 from ssd_jax.tools.distill.manifest import Manifest
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.rounds import MeasuredDraft, power_law, walk
 from ssd_jax.tools.distill.scoring import DraftFigures, judge
 from ssd_jax.tools.distill.settings import EvaluateSettings, TargetSettings

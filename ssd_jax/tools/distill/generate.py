@@ -23,7 +23,7 @@ from ssd_jax.tools.distill.completions import (
 )
 from ssd_jax.tools.distill.manifest import Manifest, write_manifest
 from ssd_jax.tools.distill.order import permutation
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.settings import GenerateSettings
 from ssd_jax.tools.distill.shards import read_file
 from ssd_jax.tools.distill.side_by_side import Work, run

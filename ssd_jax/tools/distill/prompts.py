@@ -1,98 +1,29 @@
 """Stage *prompts*: token ids of the training and the held-out prompts, apart from each other.
 
-The split is by file: prompts listed as held out never train, nor do training prompts that leak one.
-A prompt leaks if it shares `SPAN` consecutive tokens with a held-out text, or contains the whole of
-a held-out text of at most `SPAN` tokens. Only what the sets' authors wrote is compared: a chat
-template and a system message are the same in every prompt.
+The split is by file: prompts listed as held out never train, nor do training prompts that leak one
+(`leaks`). Only what the sets' authors wrote is compared: a chat template and a system message are
+the same in every prompt.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.errors import InputError
 from ssd_jax.llm.prompt_files import good_lines, message_text
-from ssd_jax.system.atomic import write_file
-from ssd_jax.system.files import brief, read_bytes, sha256_of
+from ssd_jax.system.files import sha256_of
+from ssd_jax.tools.distill.leaks import HeldOut
 from ssd_jax.tools.distill.magpie import SET, GeneratedTurn
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.prompt_settings import SPLITS, PromptEntry, PromptSettings
 from ssd_jax.tools.distill.reading import Line, find, passages, read_lines, read_plain
 from ssd_jax.tools.distill.tasks import TEMPLATES, make_tasks
-
-SPAN = 13
-"""Tokens."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptIds:
-    """A prompt in the target's tokens.
-
-    Attributes:
-      set: built-in name or path, as the configuration has it; `PromptEntry.set`.
-      index: its place among those of the set that the configuration chose, from 0.
-      ids: what the target is given, chat template included.
-      kind: its kind as the set names it; empty if it names none.
-      plain: whether it is a passage of plain text, which is itself worth learning.
-    """
-
-    set: str
-    index: int
-    ids: list[int]
-    kind: str = ""
-    plain: bool = False
-
-
-class HeldOut:
-    """Recognises held-out texts: long ones by their spans, short ones as text.
-
-    The first and last tokens of a short one may differ with the text around it.
-
-    Args:
-      texts: in tokens.
-      decode: gives the text of tokens.
-    """
-
-    def __init__(
-        self, texts: Iterable[Sequence[int]], decode: Callable[[Sequence[int]], str]
-    ) -> None:
-        self._decode = decode
-        self._spans: set[bytes] = set()
-        self._short: set[str] = set()
-        for tokens in texts:
-            if len(tokens) > SPAN:
-                self._spans.update(_spans(tokens))
-            elif text := decode(tokens).strip():
-                self._short.add(text)
-
-    def leaks(self, tokens: Sequence[int]) -> bool:
-        """Whether a training text of these tokens must not be used."""
-        if not self._spans.isdisjoint(_spans(tokens)):
-            return True
-        text = self._decode(tokens) if self._short else ""
-        return any(short in text and _has_words(text, short) for short in self._short)
-
-
-def _spans(tokens: Sequence[int]) -> Iterator[bytes]:
-    data, size = np.asarray(tokens, np.int32).tobytes(), 4 * SPAN
-    return (data[begin : begin + size] for begin in range(0, len(data) - size + 1, 4))
-
-
-def _has_words(text: str, phrase: str) -> bool:
-    """Whether `phrase` occurs in a text with no ASCII word cut at its ends."""
-    return re.search(rf"(?!\B\w){re.escape(phrase)}(?<!\w\B)", text, re.ASCII) is not None
 
 
 class _Candidate(NamedTuple):
@@ -268,60 +199,6 @@ def _encode(line: Line, tokenizer: Tokenizer) -> list[int]:
     if tokenizer.has_chat_template:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     return tokenizer.encode("\n\n".join(map(message_text, messages)))
-
-
-def write_prompts(directory: Path, prompts: dict[str, list[PromptIds]]) -> dict[str, str]:
-    """Writes `train.safetensors` and `held_out.safetensors`; returns their SHA-256 by split."""
-    digests = {}
-    for split, split_prompts in prompts.items():
-        sets = list(dict.fromkeys(prompt.set for prompt in split_prompts))
-        kinds = list(dict.fromkeys(prompt.kind for prompt in split_prompts))
-        data = save(
-            {
-                "ids": np.array(
-                    [token for prompt in split_prompts for token in prompt.ids], np.uint32
-                ),
-                "lengths": np.array([len(prompt.ids) for prompt in split_prompts], np.uint32),
-                "indices": np.array([prompt.index for prompt in split_prompts], np.uint32),
-                "sets": np.array([sets.index(prompt.set) for prompt in split_prompts], np.uint32),
-                "kinds": np.array(
-                    [kinds.index(prompt.kind) for prompt in split_prompts], np.uint32
-                ),
-                "plain": np.array([prompt.plain for prompt in split_prompts], np.uint8),
-                "names": np.frombuffer(json.dumps([sets, kinds]).encode(), np.uint8),
-            }
-        )
-        write_file(directory / f"{split}.safetensors", data, durable=True)
-        digests[split] = hashlib.sha256(data).hexdigest()
-    return digests
-
-
-def read_prompts(directory: Path, split: str, sha256: str) -> list[PromptIds]:
-    """The prompts that `write_prompts` wrote of a split.
-
-    Raises:
-      InputError: the file is gone or not the one that was written.
-    """
-    path = directory / f"{split}.safetensors"
-    try:
-        if sha256_of(path) != sha256:
-            raise ValueError("its sha256 differs from the manifest's")
-        arrays = load(read_bytes(path))
-        sets, kinds = json.loads(arrays["names"].tobytes())
-        prompt_ids = np.split(arrays["ids"], np.cumsum(arrays["lengths"]))[:-1]
-        columns = (arrays[name] for name in ("sets", "kinds", "indices", "plain"))
-        return [
-            PromptIds(
-                set=sets[set_index],
-                index=int(index),
-                ids=ids.tolist(),
-                kind=kinds[kind],
-                plain=bool(plain),
-            )
-            for ids, set_index, kind, index, plain in zip(prompt_ids, *columns, strict=True)
-        ]
-    except (InputError, ValueError, TypeError, LookupError, SafetensorError) as error:
-        raise InputError(f"{path}: {brief(error)}; remove {directory} to make it again") from None
 
 
 def describe_counts(counts: dict[str, Any]) -> str:

@@ -26,14 +26,9 @@ from ssd_jax.tools.distill.manifest import (
     read_manifest,
     write_manifest,
 )
+from ssd_jax.tools.distill.prompt_ids import PromptIds, read_prompts, write_prompts
 from ssd_jax.tools.distill.prompt_settings import SPLITS
-from ssd_jax.tools.distill.prompts import (
-    PromptFiles,
-    PromptIds,
-    describe_counts,
-    read_prompts,
-    write_prompts,
-)
+from ssd_jax.tools.distill.prompts import PromptFiles, describe_counts
 from ssd_jax.tools.distill.settings import DistillSettings, GenerateSettings, determining_values
 from ssd_jax.tools.distill.shards import read_shards
 from ssd_jax.tools.distill.target import DistillTarget, digest, open_target

@@ -13,7 +13,7 @@ import numpy as np
 from ssd_jax.tools.distill.completions import CompletionJob
 from ssd_jax.tools.distill.generate import generate
 from ssd_jax.tools.distill.manifest import Manifest, read_manifest
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.settings import GenerateSettings, TargetSettings
 
 VOCABULARY = 300

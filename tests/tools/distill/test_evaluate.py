@@ -14,7 +14,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill import evaluate as evaluation
 from ssd_jax.tools.distill.evaluate import choose
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.rounds import MeasuredDraft
 from ssd_jax.tools.distill.settings import EvaluateSettings
 from ssd_jax.tools.distill.step_costs import StepCosts

@@ -11,7 +11,7 @@ from rich.console import Console
 from ssd_jax.tools.bench.report import json_safe
 from ssd_jax.tools.distill.evaluate import figures
 from ssd_jax.tools.distill.evaluation_table import evaluation_tables
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.scoring import DraftFigures
 from ssd_jax.tools.distill.settings import EvaluateSettings
 from ssd_jax.tools.distill.step_costs import StepCosts

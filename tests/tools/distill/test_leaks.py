@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
+from ssd_jax.tools.distill import leaks as leaks_module
 from ssd_jax.tools.distill import prompts
-from ssd_jax.tools.distill.prompts import SPAN, HeldOut
+from ssd_jax.tools.distill.leaks import SPAN, HeldOut
 from ssd_jax.tools.distill.reading import Line
 
 HELD = list(range(100, 140))
@@ -85,7 +86,7 @@ def test_tokens_are_compared_whole_not_as_bytes():
 
 
 def test_leaks_agree_with_a_comparison_of_every_span(monkeypatch):
-    monkeypatch.setattr(prompts, "SPAN", 4)
+    monkeypatch.setattr(leaks_module, "SPAN", 4)
     rng = np.random.default_rng(0)
     held = [rng.integers(0, 3, rng.integers(1, 30)).tolist() for _ in range(6)]
     check = HeldOut(held, words)

@@ -6,7 +6,7 @@ import pytest
 
 from ssd_jax.errors import InputError
 from ssd_jax.tools.distill.generate import plan_shards
-from ssd_jax.tools.distill.prompts import PromptIds
+from ssd_jax.tools.distill.prompt_ids import PromptIds
 from ssd_jax.tools.distill.settings import GenerateSettings, MagpieSettings
 
 PROMPTS = [PromptIds(set="a", index=i, ids=[0] * (i + 1)) for i in range(7)]

@@ -10,7 +10,8 @@ from ssd_jax.checkpoints.tokenizers.hf import tokenizer_from_directory
 from ssd_jax.errors import InputError
 from ssd_jax.testing import tiny
 from ssd_jax.tools.distill.magpie import GeneratedTurn
-from ssd_jax.tools.distill.prompts import PromptFiles, describe_counts, read_prompts, write_prompts
+from ssd_jax.tools.distill.prompt_ids import read_prompts, write_prompts
+from ssd_jax.tools.distill.prompts import PromptFiles, describe_counts
 from ssd_jax.tools.distill.reading import passages
 from tests.tools.distill import tiny_run
 from tests.tools.distill.tiny_run import write_lines
