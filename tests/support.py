@@ -39,12 +39,7 @@ from ssd_jax.kernels.linear import cpu, packing
 from ssd_jax.kernels.linear import xla as linear
 from ssd_jax.kernels.linear.api import Packed
 from ssd_jax.kernels.linear.quantized import quantize
-from ssd_jax.kernels.tree_attention.api import (
-    BACKENDS,
-    GPU_BACKENDS,
-    tree_attention,
-    why_not,
-)
+from ssd_jax.kernels.tree_attention.api import BACKENDS, GPU_BACKENDS, tree_attention, why_not
 from ssd_jax.kernels.tree_attention.variant import PLAIN
 from ssd_jax.kernels.verify import api as verify_api
 from ssd_jax.models.sharding import mesh_of

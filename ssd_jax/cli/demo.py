@@ -15,14 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from ssd_jax.cli import settings
-from ssd_jax.cli.loading import (
-    failure,
-    loading_line,
-    open_llm,
-    params_of,
-    progress_bar,
-    short,
-)
+from ssd_jax.cli.loading import failure, loading_line, open_llm, params_of, progress_bar, short
 from ssd_jax.config.config import Config
 from ssd_jax.config.settings import SPECULATIVE
 from ssd_jax.errors import InputError

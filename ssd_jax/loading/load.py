@@ -39,9 +39,7 @@ from ssd_jax.roles.drafting import Drafting
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.system.cores import deal
 from ssd_jax.system.sums import check_sums
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 from ssd_jax.wire.security import ENGINE_SETTINGS
 
 if TYPE_CHECKING:

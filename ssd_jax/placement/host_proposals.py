@@ -13,9 +13,7 @@ from ssd_jax.roles.protocols import RecordAnswer
 from ssd_jax.roles.records import Row
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.wire.messages import (
-    RecordTokens,
-)
+from ssd_jax.wire.messages import RecordTokens
 
 _HALF_ULP = 2.0**-24  # largest relative error of a float32 operation
 

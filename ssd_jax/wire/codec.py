@@ -16,18 +16,9 @@ import msgspec
 import numpy as np
 
 from ssd_jax.errors import InputError
-from ssd_jax.wire.draft_spec import (
-    DraftMessage,
-    DraftSpec,
-)
-from ssd_jax.wire.fields import (
-    Entries,
-    PackedArray,
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    MESSAGES,
-)
+from ssd_jax.wire.draft_spec import DraftMessage, DraftSpec
+from ssd_jax.wire.fields import Entries, PackedArray, ProtocolError
+from ssd_jax.wire.messages import MESSAGES
 
 
 def _packed(message_type: type[DraftMessage]) -> type[msgspec.Struct]:

@@ -11,11 +11,7 @@ from msgspec import Meta
 from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import Extra
 from ssd_jax.wire.codec import to_plain
-from ssd_jax.wire.fields import (
-    Count,
-    Number,
-    PackedArray,
-)
+from ssd_jax.wire.fields import Count, Number, PackedArray
 
 Slot = Annotated[int, Meta(ge=0, lt=2**20)]
 Tokens = list[Count]

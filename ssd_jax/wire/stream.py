@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ssd_jax.wire import handshake
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 from ssd_jax.wire.frames import Frames
 from ssd_jax.wire.listener import Limits, Listener
 from ssd_jax.wire.refusals import Refusals

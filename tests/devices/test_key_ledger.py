@@ -34,9 +34,7 @@ from ssd_jax.roles.records import IDLE
 from ssd_jax.sampling import keys
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.testing import tiny
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 from tests.fakes.paces import Patient
 from tests.llm import law
 from tests.llm.law import FEW_BRANCHES

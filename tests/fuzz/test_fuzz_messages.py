@@ -18,9 +18,7 @@ from ssd_jax.roles.records import SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.wire import codec
 from ssd_jax.wire import host_messages as hosts
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
+from ssd_jax.wire.fields import ProtocolError
 from tests.wire.sample_messages import MESSAGES, about
 
 CASES = 300_000

@@ -13,14 +13,7 @@ from ssd_jax.sampling.proposal import as_point_mass_where
 from tests.fakes.instrument import changing_proposals
 from tests.fakes.tuners import Restless
 from tests.llm import law
-from tests.llm.law import (
-    FEW_BRANCHES,
-    LETTERS,
-    MANY,
-    assert_lawful,
-    engine_with,
-    open_llm,
-)
+from tests.llm.law import FEW_BRANCHES, LETTERS, MANY, assert_lawful, engine_with, open_llm
 from tests.sampling.evidence import ALPHA
 from tests.selection import cases
 

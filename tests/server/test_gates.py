@@ -9,12 +9,7 @@ import pytest
 import trustme
 
 from ssd_jax.errors import InputError
-from ssd_jax.server.options import (
-    check_access_log,
-    check_origins,
-    read_keys,
-    read_tls,
-)
+from ssd_jax.server.options import check_access_log, check_origins, read_keys, read_tls
 from tests.server.http_calls import call, raw
 from tests.server.scripted import ScriptedEngine, served
 from tests.waiting import eventually

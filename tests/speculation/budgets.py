@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ssd_jax.speculation.fan_out import (
-    Counts,
-)
+from ssd_jax.speculation.fan_out import Counts
 
 LENGTHS, BUDGETS, RATES = (0, 1, 2, 4, 7, 16), (1, 2, 3, 5, 8, 16, 24, 61), (0.01, 0.3, 0.8, 0.99)
 

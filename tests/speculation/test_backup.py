@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ssd_jax.speculation.backup import (
-    KINDS,
-    Backup,
-    NgramBackup,
-    RandomBackup,
-    make,
-)
+from ssd_jax.speculation.backup import KINDS, Backup, NgramBackup, RandomBackup, make
 from ssd_jax.speculation.ngram import NgramIndex
 from tests.sampling.evidence import ALPHA, p_value
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ssd_jax.errors import InputError
-from ssd_jax.speculation.fan_out import (
-    ConfidenceFanOut,
-    UniformFanOut,
-)
+from ssd_jax.speculation.fan_out import ConfidenceFanOut, UniformFanOut
 from ssd_jax.speculation.fan_out_flag import POLICIES, parse
 
 

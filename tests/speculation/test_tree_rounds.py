@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.roles.protocols import BranchingDraft, ExpansionAnswer, RecordAnswer
-from ssd_jax.roles.records import (
-    CacheLookup,
-    RecordRequest,
-    SlotOpening,
-    draft_batch,
-    no_branches,
-)
+from ssd_jax.roles.records import CacheLookup, RecordRequest, SlotOpening, draft_batch, no_branches
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.controller import Controller, Policies

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from ssd_jax.wire.messages import (
-    BranchMessage,
-    MorePages,
-    RecordTokens,
-    Refused,
-    Welcome,
-    Work,
-)
+from ssd_jax.wire.messages import BranchMessage, MorePages, RecordTokens, Refused, Welcome, Work
 from tests.placement.process.conversation import EXPAND, OPEN, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, drafting
 

@@ -12,13 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from ssd_jax.wire import codec
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    Welcome,
-    Work,
-)
+from ssd_jax.wire.fields import ProtocolError
+from ssd_jax.wire.messages import Welcome, Work
 from tests.placement.process.conversation import EXPAND, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, drafting
 from tests.wire.sample_messages import MESSAGES, SPECULATIONS, WINNER, about

@@ -16,16 +16,7 @@ from ssd_jax.wire.frames import with_length
 from ssd_jax.wire.listener import Limits
 from ssd_jax.wire.stream import Stream, StreamError
 from tests.waiting import eventually
-from tests.wire.ends import (
-    KINDS,
-    SIZE,
-    TOKEN,
-    Crowd,
-    answer,
-    ended,
-    frame_of,
-    serving,
-)
+from tests.wire.ends import KINDS, SIZE, TOKEN, Crowd, answer, ended, frame_of, serving
 
 
 def unread(_messages):

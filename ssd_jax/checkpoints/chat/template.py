@@ -17,11 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ssd_jax.checkpoints.chat.messages import (
-    checked_messages,
-    checked_tools,
-    require_named,
-)
+from ssd_jax.checkpoints.chat.messages import checked_messages, checked_tools, require_named
 from ssd_jax.errors import InputError, SsdError
 from ssd_jax.system.forks import only_in_owner
 

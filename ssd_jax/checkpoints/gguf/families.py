@@ -12,12 +12,7 @@ from typing import Any
 
 from ssd_jax.checkpoints.gguf.keys import GgufKeys, shortest
 from ssd_jax.checkpoints.gguf.rope import FREQUENCIES, LONG, SHORT, rope_scaling
-from ssd_jax.models.families.family import (
-    GATE_UP_JOINED,
-    LOCAL_THETA,
-    QKV_JOINED,
-    TensorLayout,
-)
+from ssd_jax.models.families.family import GATE_UP_JOINED, LOCAL_THETA, QKV_JOINED, TensorLayout
 
 _BOTH_NORMS = {
     "post_attention_norm": "attention_output_norm",

@@ -6,12 +6,7 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 from typing_extensions import override
 
-from ssd_jax.checkpoints.quantized.groups import (
-    GroupLayout,
-    Groups,
-    contiguous_groups,
-    unpack,
-)
+from ssd_jax.checkpoints.quantized.groups import GroupLayout, Groups, contiguous_groups, unpack
 from ssd_jax.checkpoints.quantized.scheme import GroupScheme, MatrixShape, StoredTensors
 
 _PER_WORD = 8

@@ -9,12 +9,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Int8, Shaped, UInt8
 
-from ssd_jax.kernels.linear.group_form import (
-    FLOAT4,
-    LARGEST_EXPONENT,
-    LEAST_EXPONENT,
-    GroupForm,
-)
+from ssd_jax.kernels.linear.group_form import FLOAT4, LARGEST_EXPONENT, LEAST_EXPONENT, GroupForm
 
 Bytes = UInt8[np.ndarray, "rows blocks bytes"]
 

@@ -43,14 +43,7 @@ from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
-from ssd_jax.sampling.variants import (
-    ANY,
-    VARIANTS,
-    Needed,
-    Parts,
-    cheapest_variant,
-    variant_name,
-)
+from ssd_jax.sampling.variants import ANY, VARIANTS, Needed, Parts, cheapest_variant, variant_name
 from ssd_jax.system.new_arrays import create_arrays, zeros
 
 _FOLLOW_VARIANTS = (ANY, "greedy", "full")

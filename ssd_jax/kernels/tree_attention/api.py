@@ -17,10 +17,7 @@ from ssd_jax.kernels.tree_attention.bounds import check_shapes
 from ssd_jax.kernels.tree_attention.cpu import tree_attention_cpu
 from ssd_jax.kernels.tree_attention.reference import tree_attention_reference
 from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
-from ssd_jax.kernels.tree_attention.xla import (
-    tree_attention_xla,
-    tree_attention_xla_static,
-)
+from ssd_jax.kernels.tree_attention.xla import tree_attention_xla, tree_attention_xla_static
 
 BACKENDS = {
     "reference": tree_attention_reference,

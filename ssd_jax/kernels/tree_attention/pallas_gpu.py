@@ -21,12 +21,7 @@ from ssd_jax.kernels.head_shards import HeadShards
 from ssd_jax.kernels.kv_pages import PageTable, Scratch, as_array
 from ssd_jax.kernels.tree_attention import pallas_gpu_mma, pallas_gpu_wgmma
 from ssd_jax.kernels.tree_attention.bounds import in_range, nan_where_invalid
-from ssd_jax.kernels.tree_attention.pallas_gpu_merge import (
-    FOLDS,
-    MAX_MERGED,
-    merge,
-    with_sinks,
-)
+from ssd_jax.kernels.tree_attention.pallas_gpu_merge import FOLDS, MAX_MERGED, merge, with_sinks
 from ssd_jax.kernels.tree_attention.pallas_gpu_part import ROWS, Operands, Results, Window
 from ssd_jax.kernels.tree_attention.variant import PLAIN, AttentionVariant
 

@@ -3,12 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import (
-    EXPERTS_APART,
-    SHARED_EXPERTS,
-    Family,
-    TensorLayout,
-)
+from ssd_jax.models.families.family import EXPERTS_APART, SHARED_EXPERTS, Family, TensorLayout
 from ssd_jax.models.mechanisms import Experts
 
 _DEFAULTS = {"rope_theta": 500000.0, "tie_word_embeddings": True}

@@ -3,12 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import (
-    MIXTRAL_EXPERTS,
-    Family,
-    TensorLayout,
-    partial_rotary,
-)
+from ssd_jax.models.families.family import MIXTRAL_EXPERTS, Family, TensorLayout, partial_rotary
 from ssd_jax.models.mechanisms import Experts
 
 _ONLY = {

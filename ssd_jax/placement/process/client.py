@@ -33,13 +33,8 @@ from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.speculation.sequence_state import within_depth
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
-from ssd_jax.wire.messages import (
-    ExpandMessage,
-    RecordMessage,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
+from ssd_jax.wire.messages import ExpandMessage, RecordMessage
 
 PATIENCE = 1.0
 """Seconds that a round waits for an answer."""

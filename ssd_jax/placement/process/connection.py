@@ -15,13 +15,8 @@ from ssd_jax.roles.activity import Activity
 from ssd_jax.roles.records import BranchTokens, BranchTrees, no_branches
 from ssd_jax.system.files import printable
 from ssd_jax.wire import codec
-from ssd_jax.wire.draft_spec import (
-    DraftMessage,
-    DraftSpec,
-)
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
+from ssd_jax.wire.draft_spec import DraftMessage, DraftSpec
+from ssd_jax.wire.fields import ProtocolError
 from ssd_jax.wire.messages import (
     BranchMessage,
     ExpandMessage,

@@ -33,9 +33,7 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.system.compile_cache import open_store, use_store
 from ssd_jax.system.sums import check_sums
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 
 _SWITCH_INTERVAL = 5e-4  # seconds that tracing may keep the interpreter from rounds
 

@@ -22,9 +22,7 @@ from ssd_jax.placement.process.supervisor import WorkerReport, WorkerSettings
 from ssd_jax.placement.visible import device_names
 from ssd_jax.system.collection import collect_seldom
 from ssd_jax.system.cores import pin
-from ssd_jax.wire.messages import (
-    shorten,
-)
+from ssd_jax.wire.messages import shorten
 
 _PR_SET_PDEATHSIG = 1
 

@@ -14,9 +14,7 @@ from ssd_jax.devices.opening.sizes import (
 from ssd_jax.devices.programs.paged import Paging, page_size
 from ssd_jax.errors import InputError
 from ssd_jax.system.host_memory import memory_limit
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 
 
 def check_memory(

@@ -13,19 +13,9 @@ from ssd_jax.errors import SsdError
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.drafting import Drafting
 from ssd_jax.wire import codec
-from ssd_jax.wire.draft_spec import (
-    DraftMessage,
-    DraftSpec,
-)
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    ExpandMessage,
-    RecordMessage,
-    Refused,
-    shorten,
-)
+from ssd_jax.wire.draft_spec import DraftMessage, DraftSpec
+from ssd_jax.wire.fields import ProtocolError
+from ssd_jax.wire.messages import ExpandMessage, RecordMessage, Refused, shorten
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.sockets import listen_locally
 from ssd_jax.wire.stream import ServeStream, StreamServer, message_size

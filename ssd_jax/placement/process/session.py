@@ -20,13 +20,8 @@ from ssd_jax.roles.records import (
     no_branches,
 )
 from ssd_jax.sampling.proposal import Proposal
-from ssd_jax.wire.draft_spec import (
-    DraftMessage,
-    DraftSpec,
-)
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
+from ssd_jax.wire.draft_spec import DraftMessage, DraftSpec
+from ssd_jax.wire.fields import ProtocolError
 from ssd_jax.wire.messages import (
     MAX_WORK,
     BranchMessage,

@@ -10,14 +10,8 @@ import numpy as np
 from ssd_jax.placement.process.connection import Connection
 from ssd_jax.roles.records import IDLE, Promotion, SlotOpening
 from ssd_jax.speculation.draft_texts import DraftTexts
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
-from ssd_jax.wire.messages import (
-    MorePages,
-    Open,
-    Prefill,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
+from ssd_jax.wire.messages import MorePages, Open, Prefill
 
 
 class SlotMessages:

@@ -24,9 +24,7 @@ from ssd_jax.placement.process.connection import Link
 from ssd_jax.placement.visible import PROCESSOR, Devices
 from ssd_jax.system.cache_dir import StoreSettings
 from ssd_jax.system.forks import only_in_owner
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 
 COMMAND = (sys.executable, "-P", "-m", "ssd_jax.placement.process.main")
 """Command of a worker, which imports nothing from the current directory."""

@@ -9,9 +9,7 @@ from collections import deque
 import numpy as np
 
 from ssd_jax.roles.activity import Activity, Busy
-from ssd_jax.wire.messages import (
-    RoundAnswer,
-)
+from ssd_jax.wire.messages import RoundAnswer
 
 _MAX_SPANS = 1024  # until they are asked for
 _RECENT = 64  # answers

@@ -26,9 +26,7 @@ from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.visible import Devices, count_gpus
 from ssd_jax.speculation.text_drafts import TEXT_DRAFTS
 from ssd_jax.wire.address import Address
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 from ssd_jax.wire.refusals import Refusals
 from ssd_jax.wire.sockets import listen
 from ssd_jax.wire.stream import ServeStream, StreamServer

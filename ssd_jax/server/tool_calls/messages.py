@@ -8,13 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_jax.server.errors import invalid
-from ssd_jax.server.tool_calls.protocols import (
-    Arguments,
-    CallParser,
-    Content,
-    Delta,
-    Reasoning,
-)
+from ssd_jax.server.tool_calls.protocols import Arguments, CallParser, Content, Delta, Reasoning
 from ssd_jax.system.files import shown
 
 

@@ -14,13 +14,7 @@ from rich.text import Text
 
 from ssd_jax.tools.bench.stats import Estimate, estimate_of
 from ssd_jax.tools.bench.step import in_turns
-from ssd_jax.tools.bench.table import (
-    Column,
-    Page,
-    build_table,
-    estimate_cell,
-    number_cell,
-)
+from ssd_jax.tools.bench.table import Column, Page, build_table, estimate_cell, number_cell
 
 _WARM_UP, _ROUNDS = 2, 12
 """Rounds of warm-up, and rounds that count."""

@@ -17,9 +17,7 @@ from ssd_jax.placement.process.client import RemoteDraft
 from ssd_jax.placement.process.connection import connector
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.placement.process.worker_streams import WorkerStreams
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 from tests.placement.process.script import HELLO, SLOTS, TOKEN, M, ScriptedDraft
 from tests.placement.process.scripted import Run, run_of
 from tests.placement.process.serving import steady_streams

@@ -11,12 +11,7 @@ from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.wire import codec
-from ssd_jax.wire.messages import (
-    ExpandMessage,
-    Open,
-    Prefill,
-    RecordMessage,
-)
+from ssd_jax.wire.messages import ExpandMessage, Open, Prefill, RecordMessage
 from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)

@@ -13,9 +13,7 @@ from ssd_jax.placement.process.supervisor import WorkerResources, WorkerSettings
 from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion
 from ssd_jax.sampling.confidence import UNKNOWN
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
 from tests.fakes.branches import Branch, Record, told
 from tests.fakes.stepwise import StepwiseDraft
 

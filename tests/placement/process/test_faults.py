@@ -13,12 +13,8 @@ from ssd_jax.placement.process import server
 from ssd_jax.placement.process.client import RemoteBranches
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.speculation.pace import Pace
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    BranchMessage,
-)
+from ssd_jax.wire.fields import ProtocolError
+from ssd_jax.wire.messages import BranchMessage
 from ssd_jax.wire.refusals import Refusals
 from tests.fakes.instrument import instrument
 from tests.fakes.paces import Hasty, Moody, Patient

@@ -8,10 +8,7 @@ import pytest
 
 from ssd_jax.placement.process import server
 from ssd_jax.placement.process.connection import Connection
-from ssd_jax.wire.messages import (
-    BranchMessage,
-    RecordTokens,
-)
+from ssd_jax.wire.messages import BranchMessage, RecordTokens
 from tests.placement.process.scripted import only_misses
 from tests.placement.process.serving import rogue, served
 

@@ -16,11 +16,7 @@ from ssd_jax.placement.process.worker_streams import WorkerStreams
 from ssd_jax.roles.records import SlotOpening, no_branches, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
-from ssd_jax.wire.messages import (
-    Open,
-    Prefill,
-    RecordMessage,
-)
+from ssd_jax.wire.messages import Open, Prefill, RecordMessage
 from tests.fakes.stepwise import asked_branches, asked_records
 from tests.placement.process.script import HELLO, SETTINGS, SLOTS, K, M
 from tests.placement.process.scripted import only_misses, request, text

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 from ssd_jax.llm.llm import LLM
 from ssd_jax.placement.host_proposals import HostProposals
 from ssd_jax.placement.process.client import RemoteRecords
-from ssd_jax.wire.messages import (
-    RecordTokens,
-)
+from ssd_jax.wire.messages import RecordTokens
 from tests.fakes.paces import Moody
 from tests.llm import law
 from tests.sampling.evidence import ALPHA

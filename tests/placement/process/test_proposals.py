@@ -8,9 +8,7 @@ import pytest
 
 from ssd_jax.kernels.rows import row_sum
 from ssd_jax.placement.host_proposals import HostProposals
-from ssd_jax.wire.messages import (
-    RecordTokens,
-)
+from ssd_jax.wire.messages import RecordTokens
 from tests.sampling.edits import Edit, edited
 
 IDS = 60_000

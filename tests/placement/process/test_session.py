@@ -12,15 +12,8 @@ from msgspec.structs import replace
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    BranchMessage,
-    Prefill,
-    RecordTokens,
-    Welcome,
-)
+from ssd_jax.wire.fields import ProtocolError
+from ssd_jax.wire.messages import BranchMessage, Prefill, RecordTokens, Welcome
 from tests.fakes.instrument import instrument
 from tests.placement.process.conversation import (
     EXPAND,

@@ -19,19 +19,9 @@ from ssd_jax.roles.records import ALL, SlotOpening, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.speculation.draft_texts import DraftTexts
 from ssd_jax.wire import codec
-from ssd_jax.wire.draft_spec import (
-    DraftSpec,
-)
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    ExpandMessage,
-    MorePages,
-    Open,
-    Prefill,
-    RecordMessage,
-)
+from ssd_jax.wire.draft_spec import DraftSpec
+from ssd_jax.wire.fields import ProtocolError
+from ssd_jax.wire.messages import ExpandMessage, MorePages, Open, Prefill, RecordMessage
 from tests.fakes.stepwise import asked_branches, asked_records
 
 SIZE = 4

@@ -22,10 +22,7 @@ from ssd_jax.sampling.params import (
     SamplingParams,
 )
 from ssd_jax.wire import codec
-from ssd_jax.wire.messages import (
-    Open,
-    Refused,
-)
+from ssd_jax.wire.messages import Open, Refused
 from ssd_jax.wire.stream import Stream, StreamError, message_size
 from tests.fakes.instrument import instrument
 from tests.placement.process.conversation import RECORDS

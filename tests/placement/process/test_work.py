@@ -11,9 +11,7 @@ from msgspec.structs import replace
 
 from ssd_jax.placement.process.session import DraftSession
 from ssd_jax.roles.activity import WORK, Busy
-from ssd_jax.wire.messages import (
-    Work,
-)
+from ssd_jax.wire.messages import Work
 from tests.placement.process.conversation import OPEN, PREFILL, RECORDS, ROUND, Talk, rows
 from tests.placement.process.script import HELLO, K
 from tests.placement.process.serving import rogue, served

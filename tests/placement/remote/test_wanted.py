@@ -18,13 +18,8 @@ from ssd_jax.placement.process.server import LeftError
 from ssd_jax.placement.process.supervisor import WorkerResources
 from ssd_jax.placement.remote import serving as serving_module
 from ssd_jax.wire import codec, refusals
-from ssd_jax.wire.fields import (
-    ProtocolError,
-)
-from ssd_jax.wire.messages import (
-    Refused,
-    Welcome,
-)
+from ssd_jax.wire.fields import ProtocolError
+from ssd_jax.wire.messages import Refused, Welcome
 from ssd_jax.wire.stream import Stream, StreamError
 from tests.placement.process.conversation import OPEN
 from tests.placement.process.script import HELLO, TOKEN

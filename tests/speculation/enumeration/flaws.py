@@ -23,14 +23,7 @@ from tests.speculation.enumeration.filters import (
     without,
 )
 from tests.speculation.enumeration.rounds import Game, Record, State
-from tests.speculation.enumeration.toys import (
-    DENSE3,
-    DRAFT2,
-    TARGET2,
-    TARGET3,
-    iid,
-    repeats,
-)
+from tests.speculation.enumeration.toys import DENSE3, DRAFT2, TARGET2, TARGET3, iid, repeats
 
 PLAIN = Game(target=TARGET3, draft=DENSE3, k=2)
 

@@ -15,14 +15,7 @@ from typing import NamedTuple
 
 from tests.speculation.enumeration.chance import Chance, Key, Law, Renamed
 from tests.speculation.enumeration.filters import Text, normalised, point
-from tests.speculation.enumeration.rounds import (
-    Game,
-    Record,
-    State,
-    as_points,
-    coupled,
-    draft,
-)
+from tests.speculation.enumeration.rounds import Game, Record, State, as_points, coupled, draft
 from tests.speculation.enumeration.toys import repeats
 
 COLD, HIT, LATE, MISS = "cold", "hit", "late", "miss"

@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.speculation.backup import KINDS
-from ssd_jax.speculation.fan_out import (
-    ConfidenceFanOut,
-    GeometricFanOut,
-    MeasuredFanOut,
-)
+from ssd_jax.speculation.fan_out import ConfidenceFanOut, GeometricFanOut, MeasuredFanOut
 from ssd_jax.speculation.fan_out_flag import POLICIES
 from ssd_jax.testing.by_row import promoted
 from tests.fakes.stepwise import StepwiseDraft

@@ -14,12 +14,7 @@ from fractions import Fraction
 from tests.speculation.enumeration.chance import Chance, Key, Law
 from tests.speculation.enumeration.filters import Text
 from tests.speculation.enumeration.toys import iid
-from tests.speculation.enumeration.trees import (
-    Tree,
-    recursive,
-    removed,
-    without_replacement,
-)
+from tests.speculation.enumeration.trees import Tree, recursive, removed, without_replacement
 
 TARGET, DRAFT = iid(4, 4, 2), iid(1, 3, 6)
 PLAIN = Tree(parents=(0, 0, 1, 1), siblings=without_replacement, rejected=recursive)
