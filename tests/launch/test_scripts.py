@@ -60,28 +60,27 @@ def dry(script, *arguments):
     return found.stdout
 
 
-def test_a_job_of_slurm_is_a_copy_of_its_script(tmp_path):
-    """As sbatch makes one in a directory of its own, and runs that."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "spool").mkdir()
-    copy = tmp_path / "spool" / "slurm_script"
-    for name, text in {
-        "sbatch": f'while [[ $1 == --* ]]; do shift; done; cp "$1" {copy}; shift; '
-        f'SLURM_JOB_ID=7 exec bash {copy} "$@"',
-        "srun": 'printf "%s\\n" srun "$@"',
-    }.items():
-        program = tmp_path / "bin" / name
+def stand_ins(directory, monkeypatch, **texts):
+    """Programs on PATH, in bash; - in their names is _ here."""
+    for name, text in texts.items():
+        program = directory / name.replace("_", "-")
         program.write_text(f"#!/bin/bash\n{text}\n")
         program.chmod(0o755)
-    found = subprocess.run(
-        [LAUNCH / "slurm/run.sh", "--nodes=2", *COMMAND],
-        env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+def test_a_job_of_slurm_is_a_copy_of_its_script(tmp_path, monkeypatch):
+    """As sbatch makes one in a directory of its own, and runs that."""
+    copy = tmp_path / "spool" / "slurm_script"
+    copy.parent.mkdir()
+    run_copy = f'cp "$1" {copy}; shift; SLURM_JOB_ID=7 exec bash {copy} "$@"'
+    stand_ins(
+        tmp_path,
+        monkeypatch,
+        sbatch=f"while [[ $1 == --* ]]; do shift; done; {run_copy}",
+        srun='printf "%s\\n" srun "$@"',
     )
-    words = found.stdout.splitlines()
+    words = run("slurm/run.sh", "--nodes=2", *COMMAND).stdout.splitlines()
     assert words[0] == "srun"
     assert words[-len(COMMAND) - 1 :] == [str(LAUNCH / "host.sh"), *COMMAND]
 
@@ -301,15 +300,6 @@ def test_slurm_runs_target_and_draft_as_two_steps():
     words = shlex.split("\n".join(target))
     assert {"srun", "--nodes=2", "--ntasks=2", "--relative=0", "--kill-on-bad-exit=1"} < {*words}
     assert '"$SLURM_PROCID" auto' in words[words.index("-c") + 1]
-
-
-def stand_ins(directory, monkeypatch, **texts):
-    """Programs on PATH, in bash; - in their names is _ here."""
-    for name, text in texts.items():
-        program = directory / name.replace("_", "-")
-        program.write_text(f"#!/bin/bash\n{text}\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 
 def test_setup_runs_first_on_every_node_of_slurm(tmp_path, monkeypatch):
