@@ -87,18 +87,8 @@ class FunctionalModel:
         self.rules = ShardingRules()
         if mesh is not None:
             self.rules = ShardingRules.for_mesh(config, mesh, expert_parallel=expert_parallel)
-        if mesh is not None and execution.kernels is not None:
-            shards = HeadShards(TENSOR_AXIS, split=self.rules.kv_heads is not None)
-            kernels = execution.kernels._replace(shards=shards)
-            execution = dataclasses.replace(execution, kernels=kernels)
-        if mesh is not None and config.mechanisms.experts is not None:
-            by_expert = self.rules.experts is not None
-            if by_expert or self.rules.expert_ffn is not None:
-                shares = ExpertShards(TENSOR_AXIS, mesh.shape[TENSOR_AXIS], by_expert, mesh)
-                execution = dataclasses.replace(execution, expert_shards=shares)
-            else:
-                experts = execution.experts._replace(shards=HeadShards(TENSOR_AXIS, split=False))
-                execution = dataclasses.replace(execution, experts=experts)
+            has_experts = config.mechanisms.experts is not None
+            execution = _on_mesh(execution, mesh, self.rules, has_experts=has_experts)
         self.kv_heads = config.num_kv_heads * self.rules.kv_copies
         if execution.scan_layers and not can_scan(config):
             execution = dataclasses.replace(execution, scan_layers=False)
@@ -134,18 +124,21 @@ class FunctionalModel:
             blocked=by_tensor(blocked),
         )
         self.ungrouped = len(groups or {}) - len(self._loading.grouped)
+        self.bundles = self._bundle(tensors)
+
+    def _bundle(self, tensors: Mapping[str, Sequence[str]]) -> bundles.Bundles:
+        """The parameters that hold several of these tensors, by parameter."""
         structs = {name: variable.get_value() for name, variable in self._flat.items()}
         axes = {name: variable.axes for name, variable in self._flat.items()}
-        if execution.scan_layers:
-            self.bundles = bundles.bundle_layers(structs, axes, tensors)
-        elif self._packed:
-            norms = not config.mechanisms.layer_norm
-            self.bundles = bundles.bundle_bytes(structs, self._packed, norms=norms)
-        elif execution.few_arrays:
-            devices = 1 if mesh is None else mesh.shape[TENSOR_AXIS]
-            self.bundles = bundles.bundle_rows(structs, axes, self.rules, devices)
-        else:
-            self.bundles = bundles.Bundles({}, {})
+        if self.execution.scan_layers:
+            return bundles.bundle_layers(structs, axes, tensors)
+        if self._packed:
+            norms = not self.config.mechanisms.layer_norm
+            return bundles.bundle_bytes(structs, self._packed, norms=norms)
+        if self.execution.few_arrays:
+            devices = 1 if self.mesh is None else self.mesh.shape[TENSOR_AXIS]
+            return bundles.bundle_rows(structs, axes, self.rules, devices)
+        return bundles.Bundles({}, {})
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -272,3 +265,22 @@ class FunctionalModel:
 
     def _struct_of(self, struct: jax.ShapeDtypeStruct, axes: Axes) -> jax.ShapeDtypeStruct:
         return self._layout.struct(struct.shape, struct.dtype, axes)
+
+
+def _on_mesh(
+    execution: Execution, mesh: Mesh, rules: ShardingRules, *, has_experts: bool
+) -> Execution:
+    """The execution with how the mesh divides heads and experts."""
+    if execution.kernels is not None:
+        shards = HeadShards(TENSOR_AXIS, split=rules.kv_heads is not None)
+        execution = dataclasses.replace(
+            execution, kernels=execution.kernels._replace(shards=shards)
+        )
+    if not has_experts:
+        return execution
+    by_expert = rules.experts is not None
+    if by_expert or rules.expert_ffn is not None:
+        shares = ExpertShards(TENSOR_AXIS, mesh.shape[TENSOR_AXIS], by_expert, mesh)
+        return dataclasses.replace(execution, expert_shards=shares)
+    experts = execution.experts._replace(shards=HeadShards(TENSOR_AXIS, split=False))
+    return dataclasses.replace(execution, experts=experts)
