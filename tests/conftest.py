@@ -186,6 +186,16 @@ def tiny_checkpoint(tmp_path_factory) -> Path:
     return tiny.write_checkpoint(tmp_path_factory.mktemp("tiny") / "llama")
 
 
+@pytest.fixture(scope="module")
+def steady_streams():
+    """Streams to workers last, however long those stand still while the machine is busy."""
+    from ssd_jax.wire import stream
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "SILENCE", 120.0)
+        yield
+
+
 @pytest.fixture
 def compilations(monkeypatch) -> list[str]:
     """Names of the events of programs compiled, or fetched from a cache, while the test runs."""

@@ -11,6 +11,7 @@ from tests.llm.bitwise import skip_unless_bitwise
 from tests.llm.preempted import FEW, asked, put_off
 from tests.llm.runs import PROMPTS, ids, outputs, requests
 
+pytestmark = pytest.mark.usefixtures("steady_streams")
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 INLINE, PROCESS = {"draft_placement": "inline"}, {"draft_placement": "process"}
 CASES = [

@@ -22,6 +22,7 @@ from tests.placement.remote import workers
 from tests.sampling.edits import Edit, edited
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("steady_streams")
 M = 8
 
 

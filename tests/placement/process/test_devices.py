@@ -15,6 +15,7 @@ from tests.checkpoints import tiny_pair
 from tests.llm.runs import outputs, requests
 from tests.placement.process.script import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("steady_streams")
 PATIENCE = 120.0  # no answer is late here, however busy the machine is
 
 

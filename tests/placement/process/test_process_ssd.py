@@ -30,10 +30,10 @@ from tests.llm.lengths import Comparing
 from tests.llm.runs import outputs, requests, run
 from tests.loading.variation import varied
 from tests.placement.process.fake_worker import command
-from tests.placement.process.serving import steady_streams
 from tests.selection import cases
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("steady_streams")
 PATIENCE = 120.0  # no answer is late here, however busy the machine is
 
 
@@ -202,7 +202,6 @@ COUNTED = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalt
 @pytest.mark.more
 @pytest.mark.skipif(sys.platform != "linux", reason="signals to a process that must go on")
 @pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.slow), "stopped"])
-@steady_streams()
 def test_a_worker_that_missed_tokens_catches_up_on_keys_values_and_counts(alike, how):
     """Else a draft that is the target would be wrong somewhere, penalties being what they are."""
     llm, worker = alike, alike.loaded.worker

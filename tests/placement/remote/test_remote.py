@@ -36,6 +36,8 @@ from tests.placement.remote.workers import (
 )
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("steady_streams")
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):

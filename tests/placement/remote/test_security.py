@@ -21,6 +21,8 @@ from tests.placement.remote.workers import (  # noqa: E402
     started,
 )
 
+pytestmark = pytest.mark.usefixtures("steady_streams")
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
