@@ -13,6 +13,8 @@ from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import E2M1
 
 _BLOCK = 32
+_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
+"""The low halves of eight bytes."""
 _EXCESS = 127
 _NOT_A_NUMBER = 255
 """Of an exponent."""
@@ -88,13 +90,12 @@ def _read_blocks(
     """ggml's blocks of a part, of every so many rows: an exponent, then bytes that have inputs j
     and j + 16 where the file's have 2j and 2j + 1."""
     pairs, exponents = _read_pairs(stored, module, part, step)
-    half = _BLOCK // 2
-    found = np.empty((*exponents.shape, 1 + half), np.uint8)
+    found = np.empty((*exponents.shape, 1 + _BLOCK // 2), np.uint8)
     found[..., 0] = exponents
-    low, high = pairs & np.uint8(0xF), pairs >> np.uint8(4)
-    nibbles = found[..., 1:]
-    nibbles[..., ::2] = low[..., : half // 2] | (low[..., half // 2 :] << np.uint8(4))
-    nibbles[..., 1::2] = high[..., : half // 2] | (high[..., half // 2 :] << np.uint8(4))
+    words = np.ascontiguousarray(pairs).view(np.uint64)  # eight bytes at a time
+    first, last, four = words[..., :1], words[..., 1:], np.uint64(4)
+    found[..., 1::2] = ((first & _LOW) | ((last & _LOW) << four)).view(np.uint8)
+    found[..., 2::2] = (((first >> four) & _LOW) | (last & ~_LOW)).view(np.uint8)
     return found.reshape(*exponents.shape[:-1], -1)
 
 
