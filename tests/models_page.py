@@ -2,8 +2,8 @@
 
 `python -m tests.models_page` computes the stored logits of every family on this machine, compiles a
 decoder of it for chips that JAX's compilers know without having them, notes what became of it in
-docs/models.json, and writes the page. Platforms may be named, as in
-`python -m tests.models_page cpu v5e`; with `--page` it writes the page alone.
+docs/models.json, and writes the page. Platforms and families may be named, as in
+`python -m tests.models_page cpu v5e llama`; with `--page` it writes the page alone.
 """
 
 from __future__ import annotations
@@ -115,10 +115,12 @@ def compiled(names: list[str], place: Place) -> None:
 
 
 def survey(wanted: list[str]) -> Iterator[Note]:
-    """Tries every family; prints what fails, and goes on."""
+    """Tries every family, or those that are named; prints what fails, and goes on."""
     today = datetime.date.today().isoformat()
-    for place in places(wanted):
-        for family, names in goldens().items():
+    families = goldens()
+    asked = [name for name in wanted if name in families] or [*families]
+    for place in places([name for name in wanted if name not in families]):
+        for family, names in ((name, families[name]) for name in asked):
             state = "ran" if place.mesh is None else "compiled"
             try:
                 ran(names) if place.mesh is None else compiled(names, place)

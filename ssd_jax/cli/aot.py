@@ -40,6 +40,10 @@ _FLAGS: settings.FlagSpecs = {
         "mxfp4 those of its experts, of 32; default: in its dtype",
         ("int4", "int8", "float8", "mxfp4"),
     ),
+    "draft_weights": (
+        *("str", None, "those of the draft, as weights; default: in its dtype"),
+        ("int4", "int8", "float8", "mxfp4"),
+    ),
     "compile": ("bool", True, "compile all programs; --compile=false gives sizes alone, at once"),
 }
 _DTYPES = ("bfloat16", "int8", "float32")
@@ -91,11 +95,12 @@ def run(arguments: Sequence[str]) -> int:
             raise InputError(
                 f"{name} = {dtype!r} is for processors; give one of {', '.join(_DTYPES)}"
             )
-    if options["weights"] is not None and config.dtype != "bfloat16":
-        raise InputError(
-            f"weights = {options['weights']!r} are multiplied in bfloat16, and dtype = "
-            f"{config.dtype!r}; leave out one"
-        )
+    for name, dtype in (("", config.dtype), ("draft_", draft_dtype)):
+        if (weights := options[f"{name}weights"]) is not None and dtype != "bfloat16":
+            raise InputError(
+                f"{name}weights = {weights!r} are multiplied in bfloat16, and {name}dtype = "
+                f"{dtype!r}; leave out one"
+            )
     for name, value in (("k", config.k), ("budget", config.budget), ("tree_nodes", nodes)):
         if value == "auto":
             raise InputError(f"{name} = 'auto' needs measured costs; give a number")
@@ -137,13 +142,18 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
         target_dtype=config.dtype,
         draft_dtype=draft_dtype,
         weights=_FORMS.get(options["weights"]),
+        draft_weights=_FORMS.get(options["draft_weights"]),
         expert_parallel=config.expert_parallel,
     )
-    if options["weights"] == "mxfp4" and pair.target.mechanisms.experts is None:
-        raise InputError(
-            f"weights = 'mxfp4' are those of experts, and {config.target} has none; leave it out, "
-            "or give int4"
-        )
+    for flag, source, model in (
+        ("weights", config.target, pair.target),
+        ("draft_weights", config.draft, pair.draft),
+    ):
+        if options[flag] == "mxfp4" and model.mechanisms.experts is None:
+            raise InputError(
+                f"{flag} = 'mxfp4' are those of experts, and {source} has none; leave it out, "
+                "or give int4"
+            )
     require_same_words(config.target, pair.target, config.draft, pair.draft)
     limits = {config.target: pair.target.max_context, config.draft: pair.draft.max_context}
     sizes = Sizes(
@@ -165,8 +175,9 @@ def _show(config: Config, draft_dtype: str, options: Mapping[str, Any]) -> int:
     with progress_bar("compiling", unit="programs") as progress:
         modes = modes_of(pair, slice_, sizes, split, grid, progress)
     devices_text, of_target = f"{count} {name}", options["weights"] or config.dtype
+    of_draft = options["draft_weights"] or draft_dtype
     title = (
-        f"{config.target} ({of_target}) with {config.draft} ({draft_dtype}) on {devices_text}: "
+        f"{config.target} ({of_target}) with {config.draft} ({of_draft}) on {devices_text}: "
         f"slots = {sizes.slots}, context = {sizes.context}, k = {sizes.k}, "
         f"budget = {sizes.branches}"
         + (f", tree_nodes = {sizes.nodes}" if sizes.nodes else "")

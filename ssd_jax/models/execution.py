@@ -36,6 +36,7 @@ class Execution:
       experts: backend of products with experts' weights.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.
+      whole_tiles: whether rows of the embedding fill whole tiles, see `kernels/linear/tiles.py`.
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
       chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
@@ -59,6 +60,7 @@ class Execution:
     experts: ExpertBackend = XLA
     linear: str = "xla"
     blocks: bool = False
+    whole_tiles: bool = False
     variants: tuple[str, ...] = ("any",)
     chunk_options: tuple[tuple[str, bool], ...] = ()
     prefill_chunks: tuple[int, ...] = (32, 128)
@@ -141,6 +143,7 @@ class Execution:
             window_writes=not (cpu or gpu),
             linear=linear,
             blocks=blocks,
+            whole_tiles=platform == "tpu",
             variants=("any",) if cpu else ("greedy", "sampled", "truncated", "full"),
             chunk_options=options,
             prefill_chunks=(32, 128) if cpu else (64, 512),

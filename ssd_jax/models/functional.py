@@ -40,7 +40,12 @@ from ssd_jax.models.sharding import (
     replicated,
 )
 from ssd_jax.models.tensor_loading import Loaded, TensorLoading
-from ssd_jax.models.weight_forms import block_weights, group_weights, pack_weights
+from ssd_jax.models.weight_forms import (
+    block_weights,
+    group_weights,
+    pack_weights,
+    widen_embedding,
+)
 from ssd_jax.system.new_arrays import zeros
 
 Parameters = Sequence[jax.Array]
@@ -101,6 +106,7 @@ class FunctionalModel:
         named = functools.partial(tensors_of, config=config, scan_layers=execution.scan_layers)
         grouped = group_weights(module, groups or {}, named, layout)
         blocked = block_weights(module, layout) if execution.blocks else {}
+        widened = widen_embedding(module) if execution.whole_tiles else {}
         for _, matrix in nnx.iter_modules(module):
             if isinstance(matrix, Matrix):
                 matrix.digits = execution.digits
@@ -122,6 +128,7 @@ class FunctionalModel:
             packed=self._packed,
             grouped=by_tensor(grouped),
             blocked=by_tensor(blocked),
+            widened=by_tensor(widened),
         )
         self.ungrouped = len(groups or {}) - len(self._loading.grouped)
         self.bundles = self._bundle(tensors)

@@ -28,6 +28,7 @@ from ssd_jax.kernels.linear.api import (
 from ssd_jax.kernels.linear.blocks import BLOCK
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
 from ssd_jax.kernels.linear.kinds import KINDS
+from ssd_jax.kernels.linear.tiles import whole
 from ssd_jax.kernels.rows import Norm, rms_norm, row_sum
 from ssd_jax.models.mechanisms import XIELU_LARGEST, XIELU_SLOPE, Activation
 
@@ -124,6 +125,11 @@ class Matrix(nnx.Module):
         value: Any = self.weight.get_value()
         shape = (*value.shape[:-2], self.shape[1] // BLOCK, self.shape[0], BLOCK)
         self.weight = parameter(shape, (*self.axes[::-1], None), value.dtype)
+
+    def widen(self) -> None:
+        """Stores the weight in whole tiles; to be called before there are arrays."""
+        value: Any = self.weight.get_value()
+        self.weight = parameter((*value.shape[:-1], whole(self.shape[1])), self.axes, value.dtype)
 
     @property
     def operand(self) -> Weight:
@@ -278,7 +284,8 @@ class Embedding(Matrix):
         One token is looked up as two: for one, XLA would slice the whole table, which devices that
         share it would first have to gather.
         """
-        return take(self.operand, pad_rows(tokens, 2))[: tokens.shape[0]]
+        rows = take(self.operand, pad_rows(tokens, 2))
+        return rows[: tokens.shape[0], : self.shape[1]]
 
 
 def soft_capped(x: Float32[Array, "*rows n"], cap: float | None) -> Float32[Array, "*rows n"]:

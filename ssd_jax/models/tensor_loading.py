@@ -16,6 +16,7 @@ from ssd_jax.kernels.linear.blocks import to_blocks
 from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
+from ssd_jax.kernels.linear.tiles import to_tiles
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import ExpertMatrix, Matrix
@@ -34,7 +35,7 @@ class TensorLoading:
     Attributes:
       variables: parameters, by the tensors that are in them.
       stored: tensors that are packed as their checkpoint stores them.
-      packed, grouped, blocked: weights in these forms, by tensor.
+      packed, grouped, blocked, widened: weights in these forms, by tensor.
     """
 
     config: ModelConfig
@@ -45,6 +46,7 @@ class TensorLoading:
     packed: Mapping[str, Matrix]
     grouped: Mapping[str, Matrix]
     blocked: Mapping[str, Matrix]
+    widened: Mapping[str, Matrix]
 
     def structs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Checkpoint tensor name -> shape, dtype and sharding to load it with."""
@@ -55,7 +57,8 @@ class TensorLoading:
             value, axes, copies = variable.get_value(), variable.axes, self._copies(variable)
             shape = value.shape[-len(axes) :]  # of one layer
             grouped = self.grouped.get(name)
-            if matrix := self.packed.get(name) or self.blocked.get(name) or grouped:
+            matrix = self.packed.get(name) or self.blocked.get(name) or self.widened.get(name)
+            if matrix := matrix or grouped:
                 shape, axes = matrix.shape, matrix.axes
             if copies > 1:
                 shape, axes = (shape[0] // copies, *shape[1:]), (None,) * len(shape)
@@ -86,9 +89,9 @@ class TensorLoading:
         return {name: structs(name, matrix) for name, matrix in self.grouped.items()}
 
     def prepare(self, name: str, array: Loaded) -> dict[str, jax.Array]:
-        """Converts a checkpoint tensor, loaded as `structs`, to itself, panels, blocks, or int8
-        rows and scales. A tensor in `stored` already comes in panels, one of `group_structs` in
-        groups.
+        """Converts a checkpoint tensor, loaded as `structs`, to itself, panels, blocks, whole
+        tiles, or int8 rows and scales. A tensor in `stored` already comes in panels, one of
+        `group_structs` in groups.
 
         Returns: arrays by name.
         """
@@ -104,13 +107,15 @@ class TensorLoading:
             pack = _pack_int8 if self.execution.compute == jnp.int8 else _pack_bfloat16
             return {name: array if name in self.stored else pack(array)}
         variable, blocked = self.variables[name], self.blocked.get(name)
-        axes, array = (blocked or variable).axes, self._repeat_heads(array, blocked or variable, 0)
+        axes, tensor = (blocked or variable).axes, self._repeat_heads(array, blocked or variable, 0)
         if blocked:
-            return {name: _sharded(to_blocks, self.layout.sharding(variable.axes))(array)}
+            return {name: _sharded(to_blocks, self.layout.sharding(variable.axes))(tensor)}
+        if name in self.widened:
+            tensor = _sharded(to_tiles, self.layout.sharding(axes))(tensor)
         if variable.get_value().dtype != jnp.int8:
-            return {name: array}
+            return {name: tensor}
         shardings: Any = Quantized(self.layout.sharding(axes), self.layout.sharding(axes[:-1]))  # type: ignore[arg-type]
-        rows = _sharded(quantize, shardings)(array)
+        rows = _sharded(quantize, shardings)(tensor)
         return {name: rows.values, f"{name}{SCALE}": rows.scales}
 
     def _repeat_heads(

@@ -1,4 +1,5 @@
-"""Forms that a decoder's weights take, before there are arrays: panels, groups or blocks of inputs.
+"""Forms that a decoder's weights take, before there are arrays: panels, groups or blocks of inputs,
+or whole tiles.
 
 What is not mentioned stays as checkpoints have it, in rows.
 """
@@ -18,7 +19,7 @@ from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.layers import Embedding, ExpertMatrix, Matrix
-from ssd_jax.models.parameter_names import parameter_name
+from ssd_jax.models.parameter_names import EMBEDDING, parameter_name
 from ssd_jax.models.sharding import MeshLayout
 
 _CACHE_BYTES = 2**25  # bytes of weights that stay in the cache shared by cores
@@ -105,6 +106,15 @@ def block_weights(module: CausalLM, layout: MeshLayout) -> dict[str, Matrix]:
             matrix.block()
             blocked[parameter_name((*path, "weight"))] = matrix
     return blocked
+
+
+def widen_embedding(module: CausalLM) -> dict[str, Matrix]:
+    """Stores an embedding whose rows fill no whole tiles in such; returns it by parameter."""
+    embedding = module.model.embed_tokens
+    if embedding.form is not None or embedding.shape[1] % BLOCK == 0:
+        return {}
+    embedding.widen()
+    return {f"{EMBEDDING}weight": embedding}
 
 
 def _joint_form(forms: Sequence[GroupForm | None]) -> GroupForm | None:

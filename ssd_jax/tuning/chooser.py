@@ -20,7 +20,14 @@ from ssd_jax.tuning.batch_costs import costs_of_batch
 from ssd_jax.tuning.cost_file import CostFile, KnownCosts
 from ssd_jax.tuning.goodput import GoodputPlanner
 from ssd_jax.tuning.review import RoundTimes, correct_costs
-from ssd_jax.tuning.throughput import MIN_SPEED_UP, Costs, Guess, Prediction, ar
+from ssd_jax.tuning.throughput import (
+    MIN_SPEED_UP,
+    Costs,
+    Guess,
+    Prediction,
+    ar,
+    least_acceptance,
+)
 from ssd_jax.tuning.tree_choice import TreeChoice, choose
 from ssd_jax.tuning.tuners import FastestTuner, UpdatedGuess
 
@@ -86,7 +93,27 @@ class Chooser:
             near = f"; {fastest} is less than {MIN_SPEED_UP - 1:.0%} faster than a simpler mode"
         return (
             f"mode auto takes {self.mode}: predicted tokens/s are {rates} "
-            f"(an acceptance of {self._guess.acceptance:.2f}{near})"
+            f"(an acceptance of {self._guess.acceptance:.2f}{self._least}{near})"
+        )
+
+    @property
+    def _least(self) -> str:
+        """From which acceptance on a draft pays, and what a verification costs."""
+        others = [mode for mode in self.predicted if mode != "ar"]
+        if not others:
+            return ""
+        rows, costs = self._config.slots, self.costs
+        enough = MIN_SPEED_UP * ar(costs, rows=rows)
+
+        def pays(acceptance: float) -> bool:
+            guess = UpdatedGuess(dataclasses.replace(self._guess, acceptance=acceptance))
+            return any(self._best(mode, costs, rows, guess).rate > enough for mode in others)
+
+        least, k = least_acceptance(pays), max(self.predicted[mode].plan.k for mode in others)
+        times = costs.verify_seconds(k) / costs.verify_seconds(0)
+        return (
+            f"; a draft pays {'at none' if least is None else f'from {least:.2f} on'}, and "
+            f"verifying {k} tokens takes {times:.2f} times as long as a forward of one"
         )
 
     def _fastest(self, rows: int) -> tuple[str, dict[str, Prediction]]:
@@ -95,13 +122,17 @@ class Chooser:
         config, costs = self._config, self._costs_of(rows)
         mode, predicted = "ar", {"ar": Prediction(SpeculationPlan(k=0), ar(costs, rows=rows))}
         for other in self._modes[1:] if config.mode == "auto" else ():
-            tuner = self._new_tuner(other, config.speculated)
-            tuner.costs = costs
-            prediction = tuner.best(rows)
+            prediction = self._best(other, costs, rows, self._observations)
             if prediction.rate > MIN_SPEED_UP * max(slower.rate for slower in predicted.values()):
                 mode = other
             predicted[other] = prediction
         return mode, predicted
+
+    def _best(self, mode: str, costs: Costs, rows: int, observations: UpdatedGuess) -> Prediction:
+        """The fastest plan of a mode, by such costs and observations."""
+        tuner = self._new_tuner(mode, self._config.speculated, observations)
+        tuner.costs = costs
+        return tuner.best(rows)
 
     @property
     def _modes(self) -> tuple[str, ...]:
@@ -117,18 +148,18 @@ class Chooser:
 
     def tuner(self, mode: str, k: int) -> FastestTuner:
         """The tuner of an engine of mode sd or ssd with up to k proposed tokens."""
-        tuner = self._tuners[mode, k] = self._new_tuner(mode, k)
+        tuner = self._tuners[mode, k] = self._new_tuner(mode, k, self._observations)
         return tuner
 
-    def _new_tuner(self, mode: str, k: int) -> FastestTuner:
+    def _new_tuner(self, mode: str, k: int, observations: UpdatedGuess) -> FastestTuner:
         config = self._config
         ks = range(1, AUTO_K + 1) if config.chooses_k and k == config.speculated else (k,)
         if mode == "sd":
-            return FastestTuner(self.costs, self._observations, ks=ks)
+            return FastestTuner(self.costs, observations, ks=ks)
         kind = config.backup_kind
         return FastestTuner(
             self.costs,
-            self._observations,
+            observations,
             ks=ks,
             fan_out=self._fan_out(k),
             budgets=self._budgets,

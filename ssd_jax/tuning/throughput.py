@@ -18,8 +18,9 @@ the power law: F_k bonus tokens miss with probability c F_k^-r. Pure host code.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product, starmap
 from typing import Annotated, NamedTuple, Protocol
 
@@ -306,6 +307,16 @@ def best_ssd(
         for plan in starmap(SpeculationPlan.of_branches, product(sorted(ks), sorted(budgets)))
         for waits_for_draft in waits
     )
+
+
+def least_acceptance(pays: Callable[[float], bool]) -> float | None:
+    """The least acceptance, in hundredths, at which speculation pays; None where it does at none.
+
+    Args:
+      pays: whether it does at an acceptance; where it does, it does at all higher ones.
+    """
+    percent = bisect.bisect_left(range(101), True, key=lambda percent: pays(percent / 100))
+    return None if percent > 100 else percent / 100
 
 
 def _fastest(candidates: Iterable[Prediction]) -> Prediction:

@@ -53,6 +53,13 @@ def _any_jax(monkeypatch):
         ({"context": "200000"}, "context = 200000 is more than the 131072 positions"),
         ({"draft_devices": "8"}, "draft_devices = 8: there is no device 8; there are 0 to 7"),
         ({"mode": "sd"}, "mode means nothing for aot"),
+        ({"weights": "int4", "dtype": "int8"}, "weights = 'int4' are multiplied in bfloat16, and"),
+        ({"draft_weights": "int4", "draft_dtype": "int8"}, "and draft_dtype = 'int8'; leave out"),
+        ({"weights": "mxfp4"}, "weights = 'mxfp4' are those of experts, and llama-3.1-8b has none"),
+        (
+            {"draft_weights": "mxfp4"},
+            "of experts, and llama-3.2-1b has none; leave it out, or give",
+        ),
         (
             {"mesh": "tensor=16"},
             "mesh = data=1,tensor=16 has 16 devices, and the target can have 8",
@@ -120,6 +127,18 @@ def test_aot_says_how_many_experts_the_busiest_device_reads(parallel, capsys):
     assert ("budget = 16, expert_parallel" in said) == parallel
     assert ("1 row uses 8 (2.5 of one device's 16), 5 rows use 35" in said) == parallel
     assert ("1 row uses 8, 5 rows use 35, if all are chosen alike" in said) != parallel
+
+
+def test_both_models_of_a_pair_may_have_weights_of_few_bits(capsys):
+    """In bfloat16 neither would fit."""
+    mxfp4 = {"weights": "mxfp4", "draft_weights": "mxfp4", "compile": "false"}
+    given = {"target": "gpt-oss-120b", "draft": "gpt-oss-20b", "devices": "8"}
+    assert main(flags(**given, **mxfp4)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("gpt-oss-120b (mxfp4) with gpt-oss-20b (mxfp4) on 8 v5e: ")
+    assert "have room for weights and pages of ar 8, sd 8; programs need more" in said
+    assert main(flags(**given, compile="false")) == 0
+    assert "nothing fits 8 v5e" in " ".join(capsys.readouterr().out.split())
 
 
 def test_plan_mesh_names_the_command_that_says_it_now(capsys):

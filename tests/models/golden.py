@@ -27,6 +27,7 @@ FLOAT32 = Execution(compute=jnp.dtype(jnp.float32), pages=jnp.dtype(jnp.float32)
 ON_TPUS: dict[str, Any] = {
     "scan_layers": True,
     "blocks": True,
+    "whole_tiles": True,
     "window_writes": True,
     "attention": "xla_static",
     "one_array": True,

@@ -1,6 +1,7 @@
 """Which mode is taken, by costs that are given."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,25 @@ def test_a_draft_as_slow_as_the_target_is_not_used():
     found = chosen(costs(1.0))
     assert found.mode == "ar"
     assert found.line.startswith("mode auto takes ar: predicted tokens/s are ar 1.0; sd 0.9 with")
+
+
+@pytest.mark.parametrize("draft", [0.2, 0.5, 0.7])
+def test_the_acceptance_from_which_a_draft_pays_is_said_and_what_a_verification_costs(draft):
+    """As with experts, of which more rows use more."""
+    dear = Costs(verify={0: 1.0, 2: 1.3, 4: 1.6, 8: 2.4}, draft=draft)
+
+    def found(acceptance, given=dear):
+        return chosen(given, Guess(acceptance=acceptance), draft="ngram")
+
+    said = re.search(r"; a draft pays from (\S+) on, and verifying (\d) tok", found(0.7).line)
+    least = float(said[1])
+    assert [found(each).mode for each in (least - 0.01, least)] == ["ar", "sd"]
+    times = dear.verify_seconds(int(said[2]))
+    assert f"takes {times:.2f} times as long as a forward of one" in found(0.7).line
+
+
+def test_a_draft_that_pays_at_no_acceptance_is_said_to():
+    assert "; a draft pays at none, and verifying " in chosen(costs(9.0)).line
 
 
 def test_a_mode_that_is_not_taken_although_it_is_faster_is_named():
@@ -90,7 +110,7 @@ def test_a_mode_must_be_faster_than_a_simpler_one_by_more_than_what_is_not_predi
 def test_ssd_must_beat_the_better_of_ar_and_sd_even_one_that_is_not_taken(
     monkeypatch, sd, ssd, mode
 ):
-    def tuner(self, mode, _k):
+    def tuner(self, mode, _k, _observations):
         rate = {"sd": sd, "ssd": ssd}[mode]
         return SimpleNamespace(best=lambda _rows: Prediction(SpeculationPlan(k=4), rate))
 

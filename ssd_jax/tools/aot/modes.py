@@ -199,25 +199,39 @@ def _nothing_fits(where: str) -> str:
     return f"nothing fits {where}: take more devices, fewer slots, less context or int8"
 
 
-def losses(modes: Sequence[Mode], rates: Sequence[Sequence[float]]) -> str | None:
-    """One line: at which acceptances speculation is slower than AR; None where it never is.
+def pays_from(modes: Sequence[Mode], sizes: Sizes, fan_out: FanOut) -> float | None:
+    """The least acceptance, in hundredths, at which one of these modes, of SD or SSD, is as fast
+    as the fastest AR of them; None where none is at any."""
+    ar = _fastest_ar(modes, sizes, fan_out).rate(1.0, sizes, fan_out)
+    others = [mode for mode in modes if mode.name != "ar"]
+    return throughput.least_acceptance(
+        lambda acceptance: any(mode.rate(acceptance, sizes, fan_out) >= ar for mode in others)
+    )
+
+
+def losses(modes: Sequence[Mode], sizes: Sizes, fan_out: FanOut) -> str | None:
+    """One line: where speculation is slower than AR, and what a verification costs; None where it
+    is not at any of `ACCEPTANCES`, or where there is nothing to compare.
 
     Args:
-      modes, rates: see `verdict`.
+      modes: those that fit.
     """
+    if {mode.name == "ar" for mode in modes} != {True, False}:
+        return None
+    least = pays_from(modes, sizes, fan_out)
+    if least is not None and least <= ACCEPTANCES[0]:
+        return None
+    where = "at every acceptance" if least is None else f"below an acceptance of {least:.2f}"
+    verify = _fastest_ar(modes, sizes, fan_out).costs(sizes).verify
+    return (
+        f"AR is faster than SD and SSD {where}: verifying {sizes.k} tokens takes "
+        f"{verify[sizes.k] / verify[0]:.2f} times as long as a forward of one"
+    )
 
-    def fastest(*names: str) -> list[float]:
-        found = [speeds for mode, speeds in zip(modes, rates, strict=True) if mode.name in names]
-        return [max(speeds) for speeds in zip(*found, strict=True)]
 
-    slower = [
-        str(acceptance)
-        for acceptance, ar, other in zip(
-            ACCEPTANCES, fastest("ar"), fastest("sd", "ssd"), strict=False
-        )
-        if ar > other
-    ]
-    return f"AR is faster than SD and SSD at acceptances of {', '.join(slower)}" if slower else None
+def _fastest_ar(modes: Sequence[Mode], sizes: Sizes, fan_out: FanOut) -> Mode:
+    plain = [mode for mode in modes if mode.name == "ar"]
+    return max(plain, key=lambda mode: mode.rate(1.0, sizes, fan_out))
 
 
 def verdict(modes: Sequence[Mode], rates: Sequence[Sequence[float]], where: str) -> str:

@@ -45,7 +45,7 @@ def build_page(
         items += [_speeds(fitting, rates), ""]
     items += [f"{mode} does not fit: {why}" for mode, why in refused.items() if why]
     items += [f"{_where(part)}: {note}" for part in parts for note in part.notes]
-    if rates and (line := losses(fitting, rates)) is not None:
+    if rates and (line := losses(fitting, sizes, fan_out)) is not None:
         items.append(line)
     return [*items, verdict(fitting, rates, where) if compiled else size_verdict(fitting, where)]
 

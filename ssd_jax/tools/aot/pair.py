@@ -21,7 +21,8 @@ class ModelPair:
     """Two models, not loaded, and their compute dtypes.
 
     Attributes:
-      weights: form of the matrices of the target's layers; None is the dtype.
+      weights, draft_weights: forms of the matrices of each model's layers, see `ChipSlice.model`;
+        None is the dtype.
       expert_parallel: of the target, see `Config`.
     """
 
@@ -30,6 +31,7 @@ class ModelPair:
     target_dtype: str
     draft_dtype: str
     weights: GroupForm | None = None
+    draft_weights: GroupForm | None = None
     expert_parallel: bool = False
 
 
@@ -95,7 +97,7 @@ def modes_of(
         jobs.append(_Job("target", places, model, target_names(sizes, model), target_places=places))
     for target, places in groups:
         shares = data if target == places else 1
-        model = slice_.model(pair.draft, pair.draft_dtype, places, shares)
+        model = slice_.model(pair.draft, pair.draft_dtype, places, shares, pair.draft_weights)
         names = draft_names(sizes, branches=target != places)
         jobs.append(_Job("draft", places, model, names, target_places=target))
     parts = _build_parts(jobs, slice_, sizes, progress)

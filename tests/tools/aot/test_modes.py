@@ -9,7 +9,7 @@ from ssd_jax.speculation.fan_out import UniformFanOut
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.speculation.tree_tokens import hit_rates, tree_tokens
 from ssd_jax.speculation.tuner import SpeculationPlan
-from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, losses, splits, verdict
+from ssd_jax.tools.aot.modes import ACCEPTANCES, Mode, losses, pays_from, splits, verdict
 from ssd_jax.tuning import throughput
 from ssd_jax.tuning.throughput import Costs, Guess
 from tests.tools.aot.costs import (
@@ -164,13 +164,35 @@ def test_the_verdict_says_what_is_faster_where_ssd_does_not_pay():
 
 
 def test_where_speculation_loses_is_said():
-    rates = [[20.0] * 4, [9.0, 10.0, 21.0, 30.0], [8.0, 20.5, 20.0, 20.0]]
-    said = "AR is faster than SD and SSD at acceptances of"
-    assert losses([AR, SD, SSD], rates) == f"{said} 0.6"
-    assert losses([AR, SD], rates[:2]) == f"{said} 0.6, 0.7"
-    assert losses([AR, SSD, SSD], [rates[2], rates[0], rates[1]]) == f"{said} 0.7"
-    assert losses([AR], rates[:1]) is None
-    assert losses([SD, SSD], rates[1:]) is None
+    """As with experts, of which more rows use more. A round takes 4.5 more than `verify`, and AR's
+    8.5."""
+
+    def found(forward, *names):
+        target = part("target", 8, TARGET | {"forward 4": forward})
+        modes = [Mode(name="ar", target=target), dataclasses.replace(SD, target=target)]
+        modes.append(dataclasses.replace(SSD, target=dataclasses.replace(target, devices=(0,))))
+        fitting = [mode for mode in modes if mode.name in names]
+        return losses(fitting, SIZES, UniformFanOut())
+
+    assert found(9.0, "ar", "sd") is None
+    dear = "AR is faster than SD and SSD below an acceptance of 0.70: verifying 4 tokens takes 2.24"
+    assert found(18.0, "ar", "sd") == f"{dear} times as long as a forward of one"
+    of_both = found(18.0, "ar", "sd", "ssd")
+    assert of_both is None or float(of_both.split(" of ")[1].split(":")[0]) <= 0.70
+    never = "AR is faster than SD and SSD at every acceptance: verifying 4 tokens takes 6.00"
+    assert found(50.0, "ar", "sd", "ssd") == f"{never} times as long as a forward of one"
+    assert found(50.0, "ar") is found(50.0, "sd", "ssd") is None
+
+
+def test_the_least_acceptance_is_that_of_the_fastest_mode():
+    fan_out = UniformFanOut()
+    (of_sd, of_ssd), of_both = (
+        [pays_from([AR, mode], SIZES, fan_out) for mode in (SD, SSD)],
+        pays_from([AR, SD, SSD], SIZES, fan_out),
+    )
+    assert of_both == min(of_sd, of_ssd)
+    assert SD.rate(of_sd, SIZES, fan_out) >= AR.rate(0, SIZES, fan_out)
+    assert SD.rate(of_sd - 0.01, SIZES, fan_out) < AR.rate(0, SIZES, fan_out)
 
 
 def test_the_verdict_of_what_does_not_fit():
