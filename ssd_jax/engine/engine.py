@@ -176,10 +176,13 @@ class Engine:
         return state.request_id
 
     def _mode_of(self, request: Request) -> dict[str, str]:
-        """The metric `mode` of a request that has another than the engine's."""
+        """The metric `mode` of a request that does not have the engine's."""
         if self._drafter is not None and request.k == 0:
             return {"mode": "ar"}
-        return {"mode": "sd"} if self.branches and request.branches is False else {}
+        if request.branches is not None:
+            return {"mode": "ssd" if request.branches else "sd"}
+        # By its K it is drafted for, which mode auto may have found slower.
+        return {"mode": "ssd" if self.branches else "sd"} if request.k else {}
 
     def cancel(self, request_id: int, *, silent: bool = False) -> None:
         """Ends a request; unless `silent`, `step` returns its last event.
