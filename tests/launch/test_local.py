@@ -33,9 +33,9 @@ def flags(root, *more):
     ]
 
 
-def started(root, *flags, more=()):
+def started(root, *of_script, more=()):
     return subprocess.Popen(
-        [ROOT / "launch/local.sh", *flags, *flags(root, *more)],
+        [ROOT / "launch/local.sh", *of_script, *flags(root, *more)],
         env=environment(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -117,11 +117,11 @@ class Draft:
         self._process.wait()
 
 
-def speaks(root, *flags, more=(), began=lambda: None):
+def speaks(root, *of_script, more=(), began=lambda: None):
     """What `local.sh` says, as records, with all that it has started gone; `began` is called after
     the first of them."""
     local = subprocess.Popen(
-        [ROOT / "launch/local.sh", *flags, *flags(root), "--mode=ssd", *more],
+        [ROOT / "launch/local.sh", *of_script, *flags(root), "--mode=ssd", *more],
         env=environment(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     first = local.stdout.readline()

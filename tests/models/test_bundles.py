@@ -95,7 +95,7 @@ def test_on_a_gpu_a_layer_has_an_array_for_each_type_and_width(name, dtype):
     checkpoint, model = packed_model(name, dtype, "bundle_rows")
     c = checkpoint.config
     widths = {c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim}
-    vectors = 1  # norms, biases and scales
+    vectors = 1 + c.mechanisms.head_qk_norm  # norms, biases and scales; norms of heads
     assert len(model.bundles.arrays) == (len(widths) + vectors) * c.num_layers
     of_no_layer = [name for name in model.checkpoint_structs() if ".layers." not in name]
     scales = len(model.parameter_structs()) - len(model.bundles.arrays) - len(of_no_layer)
