@@ -32,6 +32,7 @@
 namespace {
 
 constexpr int64_t kTile = 32;  // queries of a task
+constexpr int64_t kManyRows = 8;  // whose keys and values the cache does not hold
 constexpr int64_t kNothing = INT32_MAX;  // the first position that a query of nothing sees
 
 template <typename Number>
@@ -142,7 +143,8 @@ class Task {
   Stretch BlockOf(int64_t row, int64_t head, int64_t begin, int64_t positions) const {
     const int64_t numbers = std::min(positions, kBlock) * call_.Stride();
     const Number* keys = Block(row, head, begin);
-    return {reinterpret_cast<const char*>(keys), numbers * int64_t{sizeof(Number)}};
+    const bool far = call_.rows >= kManyRows;
+    return {reinterpret_cast<const char*>(keys), numbers * int64_t{sizeof(Number)}, far};
   }
 
   // Merges the block that begins at `begin` into all queries; the row's first one is at `first`.

@@ -19,7 +19,7 @@ constexpr int kVectors = 2;
 #endif
 
 constexpr int64_t kLine = 64;  // bytes of a line of the cache
-constexpr int kOuter = 2;  // to the second level of the cache: a block fills the first
+constexpr int kNear = 3, kOuter = 2;  // levels of the cache; of the first, a block fills much
 
 // A key or value of `size` numbers is read a chunk of kLanes words at a time. What is computed from it
 // is in packed order: of a chunk of bfloat16, first its numbers of even index, then the others.
@@ -98,6 +98,7 @@ inline void TransposeChunk(const Chunks<Number>& chunks, const Keys& keys, int64
 struct Stretch {
   const char* first = nullptr;
   int64_t bytes = 0;
+  bool far = false;  // in no level of the cache, likely
 };
 
 // Keys of `positions`, rounded up to vectors, as [width, kBlock]. Memory is asked for `next` bit by
@@ -110,8 +111,12 @@ void TransposeKeys(const Chunks<Number>& chunks, const Evenly<Number>& keys, int
   int64_t asked = 0;
   for (int64_t first = 0; first < positions; first += kLanes) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-      for (const int64_t end = std::min(asked + share, next.bytes); asked < end; asked += kLine)
-        __builtin_prefetch(next.first + asked, 0, kOuter);
+      for (const int64_t end = std::min(asked + share, next.bytes); asked < end; asked += kLine) {
+        if (next.far)
+          __builtin_prefetch(next.first + asked, 0, kOuter);
+        else
+          __builtin_prefetch(next.first + asked, 0, kNear);
+      }
       TransposeChunk(chunks, keys, first, chunk, out);
     }
   }
