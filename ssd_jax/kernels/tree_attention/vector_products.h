@@ -19,7 +19,8 @@ constexpr int kVectors = 2;
 #endif
 
 constexpr int64_t kLine = 64;  // bytes of a line of the cache
-constexpr int kNear = 3, kOuter = 2;  // levels of the cache; of the first, a block fills much
+// Where prefetches go: to the first level of the cache, of which a block fills much; to the second.
+constexpr int kNear = 3, kOuter = 2;
 
 // A key or value of `size` numbers is read a chunk of kLanes words at a time. What is computed from it
 // is in packed order: of a chunk of bfloat16, first its numbers of even index, then the others.
@@ -98,7 +99,7 @@ inline void TransposeChunk(const Chunks<Number>& chunks, const Keys& keys, int64
 struct Stretch {
   const char* first = nullptr;
   int64_t bytes = 0;
-  bool far = false;  // in no level of the cache, likely
+  bool far = false;  // whether the cache is too small for what the call reads
 };
 
 // Keys of `positions`, rounded up to vectors, as [width, kBlock]. Memory is asked for `next` bit by
