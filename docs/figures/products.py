@@ -22,7 +22,8 @@ from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.rows import Norm
 from ssd_jax.system.huge_pages import HugePages
 
-SHAPES = ((960, 576), (3072, 576), (576, 1536))
+KINDS_SHOWN = ("bfloat16", "xla", "int8", "Q4_1")
+SHAPES = ("960x576", "3072x576", "576x1536")
 ROWS = (8, 32, 64, 256, 1024)
 BYTES = 40_000_000
 """Of all weights of a shape."""
@@ -33,7 +34,8 @@ def weights(kind: str, outputs: int, inputs: int) -> list[api.Weight]:
     shape = (outputs, 2 * inputs) if kind == "xla" else KINDS[kind].packed_shape(outputs, inputs)
     copy = HugePages().copy
     arrays = [
-        jax.device_put(copy(np.zeros(shape, np.uint8))) for _ in range(BYTES // np.prod(shape))
+        jax.device_put(copy(np.zeros(shape, np.uint8)))
+        for _ in range(max(1, BYTES // np.prod(shape)))
     ]
     if kind == "xla":
         return [array.view(jnp.bfloat16) for array in arrays]
@@ -72,13 +74,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--kinds", nargs="+", default=KINDS_SHOWN, choices=("xla", *KINDS))
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="OUTPUTSxINPUTS")
     options = parser.parse_args()
     if reason := why_missing():
         sys.exit(f"there are no packed products: {reason}")
     print(f"| weights | shape | {' | '.join(f'{rows:,}' for rows in options.rows)} |")
     print(f"|---|---|{'---|' * len(options.rows)}")
-    for kind in ("bfloat16", "xla", "int8", "Q4_1"):
-        for outputs, inputs in SHAPES:
+    for kind in options.kinds:
+        for outputs, inputs in (map(int, shape.split("x")) for shape in options.shapes):
             like = weights(kind, outputs, inputs)
             arrays = [one.panels if isinstance(one, api.Packed) else one for one in like]
             cells = []

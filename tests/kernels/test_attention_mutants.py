@@ -1,7 +1,5 @@
 """The tests of the compiled attention catch the faults that they are there for."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +8,7 @@ from ssd_jax.kernels import handlers
 from ssd_jax.kernels.tree_attention import cpu
 from tests.kernels import test_compiled_attention as tests
 from tests.kernels.edited import use_edited
+from tests.kernels.processor import flags
 
 pytestmark = [
     pytest.mark.slow,
@@ -127,10 +126,6 @@ MUTANTS = {
     ),
 }  # fmt: skip
 ONLY_TILES = ("tiles of values that others see", "positions before a window, by tiles")
-
-
-def flags() -> str:
-    return Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from ssd_jax.kernels import handlers
+from tests.kernels.processor import flags
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,18 +26,16 @@ TESTS = (
 SANITIZED = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 CLANG = shutil.which("clang++")
 
-CPU = Path("/proc/cpuinfo")
-HAS_512 = CPU.exists() and " avx512vl " in CPU.read_text()
-
 only_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of its processors")
 AVX512 = pytest.param(
-    "-march=skylake-avx512", marks=[only_x86, pytest.mark.skipif(not HAS_512, reason="no AVX-512")]
+    "-march=skylake-avx512",
+    marks=[only_x86, pytest.mark.skipif("avx512vl" not in flags(), reason="no AVX-512")],
 )
 LESS = (AVX512, "-march=haswell", "-march=x86-64-v2", "-march=x86-64-v3 -mtune=znver3")
 
 
-def run(flags, **environment):
-    command = [sys.executable, "-m", "tests.kernels.run_compiled", flags, *TESTS]
+def run(options, **environment):
+    command = [sys.executable, "-m", "tests.kernels.run_compiled", options, *TESTS]
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, check=False
     )

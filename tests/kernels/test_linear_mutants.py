@@ -8,6 +8,7 @@ from ssd_jax.kernels.experts import cpu as experts
 from ssd_jax.kernels.linear import cpu
 from tests.kernels import test_linear, test_packed_experts
 from tests.kernels.edited import use_edited
+from tests.kernels.processor import flags
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,6 +23,10 @@ def products_of_experts():
 
 def mxfp4():
     test_linear.test_products_are_the_references("MXFP4", (33, 768))
+
+
+def few_rows_of_float8():
+    test_linear.test_a_row_has_the_same_bits_beside_any_rows("F8_E4M3", 768)
 
 
 MUTANTS = {
@@ -60,7 +65,16 @@ MUTANTS = {
         "grouped.h", "high = FromE2M1(high);",
         "high = FromE2M1(high);\n      std::swap(low, high);", mxfp4,
     ),
+    "few rows of 8-bit floats that are multiplied with another's inputs": (
+        "float8.h", "second, Word(words + 4)", "second, Word(words)",
+        few_rows_of_float8,
+    ),
+    "few rows without the scales of their weights' blocks": (
+        "float8.h", "MulAdd(Load<Floats>(scales + v * sizeof(Floats)), sums[r][v],",
+        "MulAdd(Floats{} + 1.0f, sums[r][v],", few_rows_of_float8,
+    ),
 }  # fmt: skip
+ONLY_VECTORS_OF_64_BYTES = tuple(name for name, case in MUTANTS.items() if case[0] == "float8.h")
 
 
 @pytest.fixture
@@ -85,6 +99,8 @@ def use(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name, use):
+    if name in ONLY_VECTORS_OF_64_BYTES and ("avx512vl" not in flags() or "amx_bf16" in flags()):
+        pytest.skip("this processor has no vectors of 64 bytes, or tiles in their place")
     file, old, new, experiment = MUTANTS[name]
     experiment()
     use(file, old, new)

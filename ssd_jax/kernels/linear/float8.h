@@ -1,8 +1,8 @@
 // Weights of 8-bit floats (E4M3) with a scale for each output and 128 inputs (kinds.py).
 //
-// bfloat16 has all their values. So a block of 128 inputs is decoded to the words of a panel of bfloat16,
-// which stay in the first cache, and multiplied there by what multiplies bfloat16; its sums get the
-// block's scales.
+// bfloat16 has all their values. So a block of 128 inputs is decoded to the words of a panel of bfloat16
+// and multiplied by what multiplies bfloat16; its sums get the block's scales. Vectors of 64 bytes
+// multiply few rows as they decode; for more rows, and tiles, the words stay in the first cache.
 
 #pragma once
 
@@ -51,10 +51,13 @@ inline void DecodeWords(Words bytes, Words* first, Words* second) {
     return (Words)_mm512_permutex2var_epi8(_mm512_load_si512(table), (__m512i)bytes,
                                            _mm512_load_si512(table + 64));
   };
+  const auto select = [](uint32_t bits, Words set, Words clear) {
+    return (Words)_mm512_ternarylogic_epi32(_mm512_set1_epi32(bits), (__m512i)set, (__m512i)clear, 0xca);
+  };
   const Words low = look_up(kFloat8Table.low);
-  const Words high = look_up(kFloat8Table.high) | (bytes & 0x80808080u);
-  *first = (low & 0x00ff00ffu) | (high << 8 & 0xff00ff00u);
-  *second = (low >> 8 & 0x00ff00ffu) | (high & 0xff00ff00u);
+  const Words high = select(0x80808080u, bytes, look_up(kFloat8Table.high));
+  *first = select(0xff00ff00u, high << 8, low);
+  *second = select(0xff00ff00u, high, low >> 8);
 }
 
 #else
@@ -85,16 +88,58 @@ inline void DecodeWords(Words bytes, Words* first, Words* second) {
 
 #endif
 
+#if SSD_JAX_VECTOR_BYTES == 64
+
+// Adds the products of the rows of a pass with so many steps of a block to `totals`.
+template <int kRows>
+void Float8Sums(const char* x, int64_t steps, const char* from, Ahead ahead, float (*totals)[kPanel]) {
+  constexpr int kMany = kPanel / kLanes;
+  Floats sums[kRows][kMany] = {};
+  const char *scales = from + kFloat8Values, *line = x;
+  for (int64_t step = 0; step < steps; ++step, line += kTile * kLine)
+    for (int64_t at = 0; at < kLine; at += 8, from += kStep) {  // two words of a row
+      ahead.Step();
+#pragma GCC unroll 2
+      for (int v = 0; v < kMany; ++v) {
+        Words first, second;
+        DecodeWords(Load<Words>(from + v * sizeof(Words)), &first, &second);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const char* words = line + r * kLine + at;
+          sums[r][v] = Dot2(Dot2(sums[r][v], first, Word(words)), second, Word(words + 4));
+        }
+      }
+    }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < kMany; ++v) {
+      float* total = &totals[r][v * kLanes];
+      Store(total, MulAdd(Load<Floats>(scales + v * sizeof(Floats)), sums[r][v], Load<Floats>(total)));
+    }
+}
+
+#endif
+
 void Float8Panel(const Activations& x, const Weight& w, int64_t panel, bool tiles) {
   constexpr Form kForm = Form::kBfloat16;
   const int64_t steps = Parts(x.width, 32);
   alignas(64) char numbers[kFloat8Steps * kSteps];
   alignas(64) float sums[2 * kTile][kPanel], totals[kMostRows][kPanel];
-  std::memset(totals, 0, x.rows * sizeof(*totals));
+  std::memset(totals, 0, RoundUp(x.rows, 2) * sizeof(*totals));
   const char* from = w.Panel(panel);
   for (int64_t begin = 0; begin < steps; begin += kFloat8Steps, from += kFloat8Bytes) {
+    const int64_t count = std::min(kFloat8Steps, steps - begin);
     Ahead ahead(from, 0, kStep, 0, 1, true, w.cache_resident);
     ahead.Begin(1);
+#if SSD_JAX_VECTOR_BYTES == 64
+    if (!tiles && x.rows <= kTogether) {
+      WithRows(x.rows, [&](auto rows) {
+        Float8Sums<rows()>(x.Bfloat16(0, begin), count, from, ahead, totals);
+      });
+      continue;
+    }
+#endif
     for (int64_t at = 0; at < kFloat8Values; at += kStep) {
       ahead.Step();
       for (int64_t byte = 0; byte < kStep; byte += sizeof(Words)) {
@@ -106,7 +151,6 @@ void Float8Panel(const Activations& x, const Weight& w, int64_t panel, bool tile
     }
     asm volatile("" : : : "memory");  // GCC 12 does not know what a tile is loaded from
     const Ahead none(numbers, 0, 0, 0, 1, true, true);
-    const int64_t count = std::min(kFloat8Steps, steps - begin);
     const char* scales = from + kFloat8Values;
     for (int64_t row = 0, many; row < x.rows; row += many) {
       many = PassRows(kForm, row, x.rows - row, tiles);
