@@ -78,7 +78,7 @@ def expert_products_pallas_tpu(
     of_weights = [array for arrays in operands.weights for array in arrays]
     # As rows of their own those of all experts would be laid out anew in every layer.
     arrays = [
-        array[items.expert][:, None] if outputs_at is None else array
+        array[items.expert][:, None] if outputs_at is None else _in_memory(array, interpret)
         for array, outputs_at in of_weights
     ]
 
@@ -123,6 +123,12 @@ def expert_products_pallas_tpu(
     )(*items, *of_rows, *arrays)
     outputs = weights[0].outputs if isinstance(weights[0], ExpertGroups) else operands.outputs
     return [result[:rows, :outputs] for result in results]
+
+
+def _in_memory(array: jax.Array, interpret: Any) -> jax.Array:
+    """The array, which XLA would take whole to the chip for each call, with the experts of all
+    layers, if it fits there."""
+    return array if interpret else pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
 def _part(outputs: int, output_bytes: int) -> int:
