@@ -154,11 +154,15 @@ def _chatglm(keys: GgufKeys) -> dict[str, Any]:
     return {"attention_bias": any(biases)}
 
 
-def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
+def _layers(keys: GgufKeys) -> int:
+    """Number of layers without those that predict tokens further on."""
     key = "nextn_predict_layers"
-    predicting = keys.count(key) if keys.get(key) else 0
+    return keys.count("block_count") - (keys.count(key) if keys.get(key) else 0)
+
+
+def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
     return _sigmoid_experts(keys) | {
-        "num_hidden_layers": keys.count("block_count") - predicting,
+        "num_hidden_layers": _layers(keys),
         "use_qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
     }
 
@@ -253,10 +257,7 @@ def _exaone4(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _exaone_moe(keys: GgufKeys) -> dict[str, Any]:
-    key = "nextn_predict_layers"
-    predicting = keys.count(key) if keys.get(key) else 0
-    layers = keys.count("block_count") - predicting
-    experts = _sigmoid_experts(keys)
+    layers, experts = _layers(keys), _sigmoid_experts(keys)
     shared = experts["n_shared_experts"] * experts["moe_intermediate_size"]
     keys.require("expert_shared_feed_forward_length", (None, shared))
     window = _windows(keys, keys.get("attention.sliding_window"), period=4)
@@ -318,6 +319,22 @@ def _hunyuan_moe(keys: GgufKeys) -> dict[str, Any]:
         "num_experts": keys.count("expert_count"),
         "moe_topk": keys.count("expert_used_count"),
         "intermediate_size": size,
+    }
+
+
+def _hy_v3(keys: GgufKeys) -> dict[str, Any]:
+    layers, experts = _layers(keys), _sigmoid_experts(keys)
+    size = experts["moe_intermediate_size"]
+    shared = keys.count("expert_shared_feed_forward_length", size)
+    if shared % size:
+        raise keys.error(
+            "expert_shared_feed_forward_length", f" = {shared} is no multiple of {size} channels"
+        )
+    dense = [keys.has_tensor(f"blk.{layer}.ffn_up.weight") for layer in range(layers)]
+    return experts | {
+        "num_hidden_layers": layers,
+        "n_shared_experts": shared // size,
+        "mlp_layer_types": ["dense" if each else "sparse" for each in dense],
     }
 
 
@@ -447,6 +464,7 @@ FAMILIES = {
     ),
     "hunyuan-dense": GgufFamily(model_type="hunyuan_v1_dense"),
     "hunyuan-moe": GgufFamily(model_type="hunyuan_v1_moe", read=_hunyuan_moe),
+    "hy_v3": GgufFamily(model_type="hy_v3", read=_hy_v3),
     "stablelm": GgufFamily(
         model_type="stablelm", read=_stablelm, partial_rotary=True, epsilon=_EPSILON
     ),

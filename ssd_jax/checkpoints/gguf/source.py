@@ -50,11 +50,12 @@ _LAYER_MODULES = {
 }
 _LAYER_TENSORS = {
     "exp_probs_b.bias": ("mlp.router", "e_score_correction_bias"),
+    "exp_probs_b": ("mlp.router", "e_score_correction_bias"),
     "attn_sinks.weight": ("self_attn", "sinks"),
 }
 """Modules and tensors of those that are neither a weight nor a bias of theirs."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?((\w+)(?:\.(weight|bias))?)")
 
 
 class GGUFFile(ForwardedTensors):
@@ -202,10 +203,11 @@ def _split(name: str, family: GgufFamily) -> tuple[str, str, str]:
     match = _NAME.fullmatch(name)
     if match is None:
         return "", "", ""
-    layer, part, kind = match.groups()
+    layer, tensor, part, kind = match.groups()
+    if layer is not None and tensor in _LAYER_TENSORS:
+        return f"model.layers.{layer}.", *_LAYER_TENSORS[tensor]
+    if kind is None:
+        return "", "", ""
     if layer is None:
         return "", _MODULES.get(part, ""), kind
-    module, kind = _LAYER_TENSORS.get(f"{part}.{kind}", ("", kind))
-    if module:
-        return f"model.layers.{layer}.", module, kind
     return f"model.layers.{layer}.", {**_LAYER_MODULES, **family.modules}.get(part, ""), kind

@@ -20,6 +20,10 @@ _NO_CASED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_NO_CASED}"
 _GPT_4O = rf"{_CASED[0]}{_SUFFIX}|{_CASED[1]}{_SUFFIX}|\p{{N}}{{1,3}}|{_NO_CASED}"
 _SEED = rf"{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_EXAONE_MOE = (  # words that single spaces part are one piece
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _DEEPSEEK = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
@@ -34,6 +38,7 @@ _PATTERNS = {
     "gpt-4o": (_GPT_4O,),
     "seed-coder": (_SEED,),
     "deepseek-v3": _DEEPSEEK,
+    "exaone-moe": (_EXAONE_MOE,),
 }
 _DEFAULT = (  # llama.cpp's choice for files that name none
     r"[\p{P}\$\+<=>\^~\|]+",

@@ -23,6 +23,8 @@ from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
 from tests.checkpoints.tiny_gguf import interleave
 
 ARCHITECTURES = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
+ARCHITECTURES.setdefault("hy_v3", ARCHITECTURES["exaone-moe"])
+"""By name; of one that older releases of the package lack, another with tensors of its names."""
 _WITHOUT_EXPERTS = {"qwen3moe": "qwen3"}
 """Architectures whose layers all have experts, and what names tensors of one that has none."""
 _OF_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
@@ -259,6 +261,7 @@ def _write_keys_of_experts(
         "num_shared_experts": writer.add_expert_shared_count,
         "first_k_dense_replace": writer.add_leading_dense_block_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,
+        "router_scaling_factor": writer.add_expert_weights_scale,
         "num_nextn_predict_layers": writer.add_nextn_predict_layers,
         "moe_num_experts": writer.add_expert_count,
         "moe_k": writer.add_expert_used_count,
@@ -266,13 +269,15 @@ def _write_keys_of_experts(
         "moe_layer_start_index": writer.add_leading_dense_block_count,
         "moe_num_shared_experts": writer.add_expert_shared_count,
     }
+    if architecture == "hy_v3":  # files do not say how many experts see all tokens, nor from where
+        del of["num_shared_experts"], of["first_k_dense_replace"]
     for key, write in of.items():
         if key in config:
             write(config[key])
     if architecture == "ernie4_5-moe":
         per_head = config["intermediate_size"] // config["num_key_value_heads"]
         writer.add_expert_shared_feed_forward_length(per_head)
-    if architecture == "exaone-moe":
+    if architecture in ("exaone-moe", "hy_v3"):
         size = config["moe_intermediate_size"] * config["num_shared_experts"]
         writer.add_expert_shared_feed_forward_length(size)
     if architecture == "hunyuan-moe":
@@ -281,9 +286,9 @@ def _write_keys_of_experts(
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
     if architecture in ("gpt-oss", "minimax-m2", "hunyuan-moe"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if architecture in ("glm4moe", "dots1", "exaone-moe"):
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
-    if architecture in ("glm4moe", "dots1", "minimax-m2", "exaone-moe"):
+    if architecture in ("glm4moe", "dots1", "exaone-moe", "hy_v3"):
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+    if architecture in ("glm4moe", "dots1", "minimax-m2", "exaone-moe", "hy_v3"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 

@@ -190,6 +190,7 @@ def test_other_pre_tokenizers_are_refused():
         ("chatglm-bpe", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
         ("hunyuan", ["An", " iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
         ("hunyuan-dense", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
+        ("exaone-moe", ["An iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
     ],
 )
 def test_words_are_cut_as_the_models_own_pre_tokenizers_cut_them(pre, pieces):
