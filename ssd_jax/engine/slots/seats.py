@@ -125,10 +125,8 @@ class Seats:
         that no query sees any more."""
         if self._pages is not None:
             for slot, state in self.running.items():
-                end = state.sequence.cached
-                drafted = min(end, state.drafted) if state.most_proposed else end
-                self._pages.fill(slot, drafted)
-                self._pages.release_hidden(slot, drafted - _RUN_AGAIN)
+                self._pages.fill(slot, _filled(state))
+            self._release(self._pages)
 
     def grow(self, *, puts_off: bool) -> bool:
         """Gives running requests the pages that the next round writes to, by rank.
@@ -142,6 +140,7 @@ class Seats:
         if pages is None or not pages.grows:
             return True
         self._free()
+        self._release(pages)
         for state in sorted(self.running.values(), key=rank):
             while state.slot >= 0 and not pages.grow(state.slot, state.sequence.size):
                 if not puts_off:
@@ -155,6 +154,11 @@ class Seats:
             return []
         holders = [(state, self._pages.pages(slot)) for slot, state in self.running.items()]
         return [(state, pages) for state, pages in holders if len(pages) > state.pages]
+
+    def _release(self, pages: PageStock) -> None:
+        """Takes back pages that no query sees any more."""
+        for slot, state in self.running.items():
+            pages.release_hidden(slot, _filled(state) - _RUN_AGAIN)
 
     def _free(self) -> list[int]:
         """Slots without a request; their pages are given back."""
@@ -177,6 +181,12 @@ class Seats:
         self._pages.give_back(state.slot)
         state.put_off()
         self.waiting.add(state)
+
+
+def _filled(state: RequestState) -> int:
+    """First positions that both roles were asked to fill."""
+    end = state.sequence.cached
+    return min(end, state.drafted) if state.most_proposed else end
 
 
 def _most_tokens(request: Request) -> int:

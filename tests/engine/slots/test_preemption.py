@@ -165,13 +165,15 @@ def test_no_request_is_put_off_while_there_are_pages():
     assert len(target.opened) == 3
 
 
-def test_texts_behind_a_window_need_its_pages_only():
-    engine, _ = made(16, window=9)
+@pytest.mark.parametrize("speculates", [False, True])
+def test_texts_behind_a_window_need_its_pages_only(speculates):
+    """Also where each round is dispatched before the one before it is read."""
+    engine, _ = made(16, speculates=speculates, window=9)
     asked(engine, 40, 40)
     found = outputs(drain(engine))
     assert [found[n].text for n in range(2)] == [LONG[:40]] * 2
     assert preemptions(found) == [0, 0]
-    everything, _ = made(16)
+    everything, _ = made(16, speculates=speculates)
     asked(everything, 40, 40)
     assert sum(preemptions(outputs(drain(everything)))) > 0
 
