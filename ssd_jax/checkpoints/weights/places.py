@@ -89,11 +89,12 @@ def _patterns(config: ModelConfig) -> list[str]:
         r"mlp\.act_fn\.alpha_[pn]": m.activation == "xielu",
     }
     if m.experts is not None:
-        patterns |= _of_experts(m.experts)
+        patterns |= _of_experts(m.experts, bias=m.mlp_bias)
     return [*_EVERY_MODEL, *(pattern for pattern, there in patterns.items() if there)]
 
 
-def _of_experts(experts: Experts) -> dict[str, bool]:
+def _of_experts(experts: Experts, *, bias: bool) -> dict[str, bool]:
+    """Patterns of names in layers with experts; `bias` is of the one for all tokens."""
     return {
         r"mlp\.router\.weight": True,
         r"mlp\.router\.bias": experts.router_bias,
@@ -101,6 +102,7 @@ def _of_experts(experts: Experts) -> dict[str, bool]:
         r"mlp\.experts\.(gate|up|down)_proj\.weight": True,
         r"mlp\.experts\.(gate|up|down)_proj\.bias": experts.biases,
         r"mlp\.shared_expert\.(gate|up|down)_proj\.weight": experts.shared > 0,
+        r"mlp\.shared_expert\.(gate|up|down)_proj\.bias": experts.shared > 0 and bias,
         r"mlp\.shared_expert_gate\.weight": experts.shared_gate,
     }
 
