@@ -7,6 +7,7 @@ import threading
 
 import jax
 import numpy as np
+from jaxtyping import UInt8
 
 from ssd_jax.models.bundles import Bundle
 from ssd_jax.models.functional import FunctionalModel
@@ -21,7 +22,7 @@ class Stacks:
 
     A bundle is allocated on its devices when its first tensor arrives, and updated in place: they
     hold at most the weights and one more tensor, where joining lists would hold the weights twice.
-    Packed weights are filled in host memory.
+    Packed weights are filled in host memory, those that stay as they are stored in their place.
 
     Args:
       pages: memory that packed weights are allocated in.
@@ -32,8 +33,16 @@ class Stacks:
         self._model = model
         self._structs = model.bundle_structs()
         packed = self._structs if model.has_panels else {}
+        self._pages = pages
         self._buffers = {name: pages.allocate(struct.size) for name, struct in packed.items()}
         self._lock = threading.Lock()
+
+    def memory(self, name: str, nbytes: int) -> UInt8[np.ndarray, "bytes"]:
+        """Zeros for a packed tensor of so many bytes, in its bundle if it has one."""
+        bundle, offset = self._model.bundles.locations.get(name, (None, 0))
+        if bundle is None:
+            return self._pages.allocate(nbytes)
+        return self._buffers[bundle][offset : offset + nbytes]
 
     def prepare(self, name: str, array: Loaded) -> dict[str, jax.Array]:
         """As `FunctionalModel.prepare`, but puts tensors of bundles there and returns the rest."""
@@ -44,7 +53,9 @@ class Stacks:
                 unbundled[tensor] = values
             elif bundle in self._buffers:
                 stored = np.asarray(values).reshape(-1).view(np.uint8)
-                self._buffers[bundle][offset : offset + values.nbytes] = stored
+                place = self._buffers[bundle][offset : offset + values.nbytes]
+                if stored.ctypes.data != place.ctypes.data:
+                    place[:] = stored
             else:
                 self._put(bundle, values, offset)
         return unbundled

@@ -8,6 +8,7 @@ from ssd_jax.checkpoints.weights.native import native_kinds
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
+from ssd_jax.models.stacks import Stacks
 from ssd_jax.testing import tiny
 from tests.checkpoints.gguf.converter import convert
 from tests.checkpoints.tiny_gpt_oss import CONFIG, METHOD, published, write
@@ -38,6 +39,27 @@ def test_experts_in_mxfp4_are_multiplied_as_they_are(tmp_path):
     got = Runner(model, parameters(checkpoint, model), slots=2)(TOKENS)
     want = our_logits(path, TOKENS)
     assert np.abs(got - want).mean() < 0.03 * want.std()
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="no C++ compiler")
+def test_experts_in_mxfp4_are_packed_where_they_stay(tmp_path, monkeypatch):
+    spans, prepare = [], Stacks.prepare
+
+    def watched(stacks, name, array):
+        spans.append((name, np.asarray(array).ctypes.data, array.nbytes))
+        return prepare(stacks, name, array)
+
+    path = write(tmp_path / "mxfp4", published()[0], quantization_config=METHOD)
+    checkpoint = open_checkpoint(str(path))
+    kinds = native_kinds(checkpoint.tensors, where="here")
+    execution = Execution.for_platform("cpu", "native", linear="cpu")
+    config = checkpoint.config.for_context(TOKENS.shape[1])
+    model = FunctionalModel(config, execution, stored=kinds)
+    monkeypatch.setattr(Stacks, "prepare", watched)
+    found = [(a.unsafe_buffer_pointer(), a.nbytes) for a in parameters(checkpoint, model)]
+    for name, start, nbytes in spans:
+        if kinds.get(name) == "MXFP4":
+            assert any(at <= start and start + nbytes <= at + size for at, size in found), name
 
 
 def test_a_gguf_file_keeps_blocks_and_logits(tmp_path):

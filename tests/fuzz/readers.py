@@ -55,8 +55,10 @@ def _use(opened: OpenedModel) -> None:
         kind = KINDS.get(tensors.stored_type(name) or "")
         if kind is not None:  # as dtype = native has it
             if len(tensors.shape(name)) > 2:
-                tensors.read_expert_blocks(name, 0, slice(0, tensors.shape(name)[1]))
-            pack_blocks(kind, tensors.read_blocks(name))
+                blocks = tensors.read_expert_blocks(name, 0, slice(0, tensors.shape(name)[1]))
+            else:
+                blocks = tensors.read_blocks(name)
+            pack_blocks(kind, blocks)
     assert len(opened.fingerprint) == 64
     _speak(opened.tokenizer)
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -111,14 +109,10 @@ def test_floats_lie_as_the_kernel_decodes_them():
     np.testing.assert_array_equal(block[4096 + 4 * 5 :][:4], blocks[5, 132:136])
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "int8", "Q4_0", "Q6_K"])
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
 def test_weights_of_experts_are_packed_one_after_the_other(name):
-    if name in STORED_KINDS:
-        weights = np.stack([random_blocks(name, 40, 256, seed) for seed in range(3)])
-        pack = functools.partial(pack_blocks, KINDS[name])
-    else:
-        weights = np.random.default_rng(0).normal(size=(3, 40, 100)).astype(np.float32)
-        pack = jax.jit(pack_bfloat16 if name == "bfloat16" else lambda w: pack_int8(*quantize(w)))
+    weights = np.random.default_rng(0).normal(size=(3, 40, 100)).astype(np.float32)
+    pack = jax.jit(pack_bfloat16 if name == "bfloat16" else lambda w: pack_int8(*quantize(w)))
     packed = [np.asarray(pack(weight)) for weight in weights]
     np.testing.assert_array_equal(pack(weights), np.concatenate(packed))
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import UInt8
 
 from ssd_jax.checkpoints.weights.expert_groups import read_expert_groups
 from ssd_jax.checkpoints.weights.grouped import StoredGroups
@@ -20,7 +21,7 @@ from ssd_jax.errors import InputError
 from ssd_jax.kernels.experts.groups import ExpertGroupStructs
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
-from ssd_jax.kernels.linear.kinds import BFLOAT16, KINDS
+from ssd_jax.kernels.linear.kinds import BFLOAT16, KINDS, STORED_KINDS, Kind
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_blocks
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.functional import FunctionalModel
@@ -33,6 +34,9 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 Prepare = Callable[[str, Loaded], dict[str, jax.Array]]
 """(name, array as loaded) -> the arrays to keep of it, by name."""
+
+Memory = Callable[[str, int], UInt8[np.ndarray, "bytes"]]
+"""(name, bytes) -> zeros, aligned to 64 bytes, that a tensor is packed in."""
 
 
 def _as_loaded(name: str, array: Loaded) -> dict[str, jax.Array]:
@@ -51,6 +55,7 @@ def load_parameters(
         model.checkpoint_structs(),
         where=where,
         prepare=stacks.prepare,
+        memory=stacks.memory,
         native_kinds=model.stored if model.execution.linear == "cpu" else None,
         groups=model.group_structs(),
         progress=progress,
@@ -65,6 +70,7 @@ def load_arrays(
     *,
     where: str,
     prepare: Prepare = _as_loaded,
+    memory: Memory | None = None,
     native_kinds: Mapping[str, str] | None = None,
     groups: Mapping[str, GroupStructs | ExpertGroupStructs] | None = None,
     progress: Progress | None = None,
@@ -82,6 +88,7 @@ def load_arrays(
       where: names the checkpoint in errors.
       prepare: called from loading threads with each array; its result replaces the array, so that a
         model quantised this way is never held whole in its wider dtype.
+      memory: of tensors that are packed as they are stored; None is new memory.
       native_kinds: by name, kinds of the tensors that are packed as they are stored; on the default
         device.
       groups: by name, structs of the tensors that stay in groups, for `prepare`.
@@ -97,12 +104,15 @@ def load_arrays(
     limit = _LoadLimit(max(sizes.values(), default=0), progress, sum(nbytes.values()))
 
     pages = pages or HugePages()
+    memory = memory or (lambda _, nbytes: pages.allocate(nbytes))
 
     def load(name: str) -> dict[str, jax.Array]:
-        struct = structs[name]
+        struct, kind = structs[name], (native_kinds or {}).get(name)
         with limit.loading(sizes[name], nbytes[name]):
-            if native_kinds is not None and name in native_kinds:
-                array = _read_panels(tensors, name, native_kinds[name])
+            if kind in STORED_KINDS:
+                return prepare(name, _read_panels(tensors, name, KINDS[kind], memory))
+            if kind == BFLOAT16.name:
+                array = pack_bfloat16(jnp.asarray(tensors.read(name)))
             elif groups is not None and name in groups:
                 of_name = groups[name]
                 if isinstance(of_name, ExpertGroupStructs):
@@ -128,18 +138,17 @@ def load_arrays(
         return {name: array for arrays in loaded for name, array in arrays.items()}
 
 
-def _read_panels(tensors: TensorSource, name: str, kind: str) -> jax.Array:
-    if kind == BFLOAT16.name:
-        return pack_bfloat16(jnp.asarray(tensors.read(name)))
-    experts, *rest = tensors.shape(name)
-    if len(rest) == 1:
-        return jax.device_put(pack_blocks(KINDS[kind], tensors.read_blocks(name)))
-    outputs, inputs = rest
-    panels, panel_bytes = KINDS[kind].packed_shape(outputs, inputs)
-    packed = np.empty((experts, panels, panel_bytes), np.uint8)
-    for expert in range(experts):
-        blocks = tensors.read_expert_blocks(name, expert, slice(0, outputs))
-        packed[expert] = pack_blocks(KINDS[kind], blocks)
+def _read_panels(tensors: TensorSource, name: str, kind: Kind, memory: Memory) -> jax.Array:
+    *experts, outputs, inputs = tensors.shape(name)
+    panels, panel_bytes = kind.packed_shape(outputs, inputs)
+    packed = memory(name, math.prod(experts) * panels * panel_bytes)
+    packed = packed.reshape(-1, panels, panel_bytes)
+    if experts:
+        for expert, of_expert in enumerate(packed):
+            blocks = tensors.read_expert_blocks(name, expert, slice(0, outputs))
+            pack_blocks(kind, blocks, of_expert)
+    else:
+        pack_blocks(kind, tensors.read_blocks(name), packed[0])
     return jax.device_put(packed.reshape(-1, panel_bytes))
 
 

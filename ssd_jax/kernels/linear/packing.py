@@ -22,20 +22,21 @@ Lanes = np.ndarray
 
 
 def pack_blocks(
-    kind: Kind, blocks: UInt8[np.ndarray, "*experts outputs row_bytes"]
+    kind: Kind,
+    blocks: UInt8[np.ndarray, "outputs row_bytes"],
+    panels: UInt8[np.ndarray, "panels panel_bytes"] | None = None,
 ) -> UInt8[np.ndarray, "panels panel_bytes"]:
     """Packs a weight as files store it (see `Kind.stored_bytes`): a row of blocks for each output.
 
     Args:
       kind: one of `STORED_KINDS`.
-      blocks: of several experts, they are packed one after the other.
+      panels: zeros that become the panels; None makes an array.
     """
-    if blocks.ndim > 2:
-        return np.concatenate([pack_blocks(kind, of_one) for of_one in blocks])
     outputs, row_bytes = blocks.shape
     inputs = row_bytes // kind.stored_bytes * kind.block
     stored = blocks.reshape(outputs, -1, kind.stored_bytes)
-    panels = np.zeros(kind.packed_shape(outputs, inputs), np.uint8)
+    if panels is None:
+        panels = np.zeros(kind.packed_shape(outputs, inputs), np.uint8)
     streams = panels.reshape(len(panels), -1, kind.block_bytes)
     panels_at_a_time = max(1, _BYTES_AT_A_TIME // panels.shape[1])
     full_panels = outputs // LANES
