@@ -36,7 +36,8 @@ class Execution:
       experts: backend of products with experts' weights.
       linear: backend of products with weights, "xla" or "cpu" (packed weights).
       blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.
-      whole_tiles: whether rows of the embedding fill whole tiles, see `kernels/linear/tiles.py`.
+      whole_tiles: whether rows of the embedding and experts' weights fill whole tiles, see
+        `kernels/linear/tiles.py`.
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
       chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see

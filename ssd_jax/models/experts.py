@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from ssd_jax.kernels.experts.api import expert_products, product_by_rows
 from ssd_jax.kernels.experts.estimate import expected_experts, expected_share
+from ssd_jax.kernels.linear.tiles import widen
 from ssd_jax.kernels.rows import row_sum
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
@@ -174,7 +175,7 @@ class ExpertMatrices(nnx.Module):
         matrices: list[ExpertMatrix],
     ) -> list[Float32[Array, "m _"]]:
         ys = expert_products(
-            x,
+            widen(x, x.shape[1] + matrices[0].extra_inputs),
             group_sizes,
             [matrix.operand for matrix in matrices],
             backend=self.backend,
@@ -182,10 +183,12 @@ class ExpertMatrices(nnx.Module):
             used=use.experts,
             share=use.share,
         )
-        return [
-            y if matrix.bias is None else y + self._bias(matrix)[expert]
-            for y, matrix in zip(ys, matrices, strict=True)
-        ]
+
+        def finished(y: jax.Array, matrix: ExpertMatrix) -> jax.Array:
+            y = y[:, : y.shape[1] - matrix.extra_outputs]
+            return y if matrix.bias is None else y + self._bias(matrix)[expert]
+
+        return list(map(finished, ys, matrices))
 
     def _bias(self, matrix: ExpertMatrix) -> Float32[Array, "E outputs"]:
         """The biases that the device adds: of several with the same outputs, one does."""

@@ -44,7 +44,7 @@ from ssd_jax.models.weight_forms import (
     block_weights,
     group_weights,
     pack_weights,
-    widen_embedding,
+    widen_weights,
 )
 from ssd_jax.system.new_arrays import zeros
 
@@ -106,7 +106,7 @@ class FunctionalModel:
         named = functools.partial(tensors_of, config=config, scan_layers=execution.scan_layers)
         grouped = group_weights(module, groups or {}, named, layout)
         blocked = block_weights(module, layout) if execution.blocks else {}
-        widened = widen_embedding(module) if execution.whole_tiles else {}
+        widened = widen_weights(module) if execution.whole_tiles else {}
         for _, matrix in nnx.iter_modules(module):
             if isinstance(matrix, Matrix):
                 matrix.digits = execution.digits

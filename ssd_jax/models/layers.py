@@ -157,7 +157,23 @@ class ExpertMatrix(Matrix):
     ):
         super().__init__(shape, axes, dtype)
         self.device_outputs = shape[1]
+        self.extra_inputs = self.extra_outputs = 0  # zeros behind the others
         self.bias = parameter(shape[:-1], axes[:-1], jnp.dtype(jnp.float32)) if bias else None
+
+    @override
+    def widen(self) -> None:
+        """As of a `Matrix`, but of the model's channels, which are inputs or outputs."""
+        value: Any = self.weight.get_value()
+        *stacked, outputs, inputs = value.shape
+        if self.axes[-1] == "embed":
+            self.extra_inputs = whole(inputs) - inputs
+        else:
+            self.extra_outputs = whole(outputs) - outputs
+        shape = (*stacked, outputs + self.extra_outputs, inputs + self.extra_inputs)
+        self.weight = parameter(shape, self.axes, value.dtype)
+        if self.weight_scale is not None:
+            scales = parameter(shape[:-1], self.axes[:-1], jnp.dtype(jnp.float32))
+            self.weight_scale = nnx.data(scales)
 
     def group_on(self, form: GroupForm, devices: tuple[int, int]) -> None:
         """Stores the weight in groups of inputs; to be called before there are arrays.

@@ -16,7 +16,7 @@ from ssd_jax.kernels.linear.blocks import to_blocks
 from ssd_jax.kernels.linear.groups import GroupQuantized, GroupStructs
 from ssd_jax.kernels.linear.packing import pack_bfloat16, pack_int8
 from ssd_jax.kernels.linear.quantized import Quantized, quantize
-from ssd_jax.kernels.linear.tiles import to_tiles
+from ssd_jax.kernels.linear.tiles import rows_to_tiles, to_tiles
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.execution import Execution
 from ssd_jax.models.layers import ExpertMatrix, Matrix
@@ -110,8 +110,9 @@ class TensorLoading:
         axes, tensor = (blocked or variable).axes, self._repeat_heads(array, blocked or variable, 0)
         if blocked:
             return {name: _sharded(to_blocks, self.layout.sharding(variable.axes))(tensor)}
-        if name in self.widened:
-            tensor = _sharded(to_tiles, self.layout.sharding(axes))(tensor)
+        if matrix := self.widened.get(name):
+            fill = to_tiles if matrix.axes[-1] == "embed" else rows_to_tiles
+            tensor = _sharded(fill, self.layout.sharding(axes))(tensor)
         if variable.get_value().dtype != jnp.int8:
             return {name: tensor}
         shardings: Any = Quantized(self.layout.sharding(axes), self.layout.sharding(axes[:-1]))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.decoder import CausalLM
 from ssd_jax.models.layers import Embedding, ExpertMatrix, Matrix
-from ssd_jax.models.parameter_names import EMBEDDING, parameter_name
+from ssd_jax.models.parameter_names import parameter_name
 from ssd_jax.models.sharding import MeshLayout
 
 _CACHE_BYTES = 2**25  # bytes of weights that stay in the cache shared by cores
@@ -108,13 +108,17 @@ def block_weights(module: CausalLM, layout: MeshLayout) -> dict[str, Matrix]:
     return blocked
 
 
-def widen_embedding(module: CausalLM) -> dict[str, Matrix]:
-    """Stores an embedding whose rows fill no whole tiles in such; returns it by parameter."""
-    embedding = module.model.embed_tokens
-    if embedding.form is not None or embedding.shape[1] % BLOCK == 0:
+def widen_weights(module: CausalLM) -> dict[str, Matrix]:
+    """Stores the embedding and experts' weights in whole tiles where a model's channels fill none;
+    returns them by parameter."""
+    if module.config.hidden_size % BLOCK == 0:
         return {}
-    embedding.widen()
-    return {f"{EMBEDDING}weight": embedding}
+    widened: dict[str, Matrix] = {}
+    for path, matrix in nnx.iter_modules(module):
+        if isinstance(matrix, (Embedding, ExpertMatrix)) and matrix.form is None:
+            matrix.widen()
+            widened[parameter_name((*path, "weight"))] = matrix
+    return widened
 
 
 def _joint_form(forms: Sequence[GroupForm | None]) -> GroupForm | None:

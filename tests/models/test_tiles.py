@@ -1,4 +1,4 @@
-"""Embeddings whose rows fill whole tiles, as on TPUs: the same model."""
+"""Embeddings and experts that fill whole tiles, as on TPUs: the same model."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssd_jax.checkpoints.opening import open_checkpoint
+from ssd_jax.kernels.experts.api import XLA
 from ssd_jax.kernels.linear import api, tiles
 from ssd_jax.kernels.linear.blocks import BLOCK
 from ssd_jax.kernels.linear.quantized import quantize
@@ -16,12 +17,24 @@ from ssd_jax.models.execution import Execution
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import mesh_of
 from ssd_jax.testing import tiny
+from tests.models.every_mechanism import EXPERTS
 from tests.models.golden import Runner, parameters
 from tests.selection import cases
 
 TOKENS = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 9)).astype(np.int32)
-NAME = "model.embed_tokens.weight"
-FAMILIES = {"llama": "tied", "qwen3": "with a head of its own"}
+MODELS = {
+    "one embedding": ("llama", {}),
+    "a head of its own": ("qwen3", {}),
+    "experts": ("granite", EXPERTS),
+}
+LAYERS = "model.layers.2.mlp.experts."
+WIDE = {
+    "model.embed_tokens.weight": (tiny.ROWS, BLOCK),
+    f"{LAYERS}gate_proj.weight": (6, 24, BLOCK),
+    f"{LAYERS}up_proj.weight": (6, 24, BLOCK),
+    f"{LAYERS}down_proj.weight": (6, BLOCK, 24),
+}
+"""Shapes of parameters in whole tiles, of those that a model has."""
 
 
 @pytest.mark.parametrize("of", [lambda weight: weight, quantize], ids=["bfloat16", "int8"])
@@ -46,6 +59,7 @@ def models_of(path, dtype, devices):
     mesh = mesh_of(jax.devices()[:devices]) if devices > 1 else None
     wide = Execution.for_platform("tpu", dtype, attention="xla_static")
     assert wide.whole_tiles
+    wide = dataclasses.replace(wide, experts=XLA, scan_layers=False)
     for execution in (wide, dataclasses.replace(wide, whole_tiles=False)):
         model = FunctionalModel(checkpoint.config, execution, mesh=mesh)
         yield model, parameters(checkpoint, model)
@@ -53,24 +67,39 @@ def models_of(path, dtype, devices):
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("dtype", cases(["float32", "bfloat16", "int8"], "float32", "int8"))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_rows_as_checkpoints_have_them(tmp_path, family, dtype, devices):
-    path = tiny.write_checkpoint(tmp_path, family)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_weights_as_checkpoints_have_them(tmp_path, name, dtype, devices):
+    family, changes = MODELS[name]
+    path = tiny.write_checkpoint(tmp_path, family, **changes)
     (wide, of_wide), (plain, of_plain) = models_of(path, dtype, devices)
-    shapes = [model._parameters[NAME].shape[1] for model in (wide, plain)]
-    assert shapes == [BLOCK, 32]
+    different = {n: s.shape for n, s in wide._parameters.items() if s != plain._parameters[n]}
+    wanted = {n: shape for n, shape in WIDE.items() if n in wide._parameters}
+    assert {n: shape for n, shape in different.items() if n in WIDE} == wanted
+    assert len(wanted) == (4 if name == "experts" else 1)
     got, want = (Runner(*each, slots=2)(TOKENS) for each in ((wide, of_wide), (plain, of_plain)))
     np.testing.assert_allclose(got, want, atol=(1e-4 if dtype == "float32" else 0.02) * want.std())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_zeros_before_a_row_are_caught(tmp_path, family, monkeypatch):
-    path = tiny.write_checkpoint(tmp_path, family)
+def before(weight):
+    return jnp.pad(weight, ((0, 0), (tiles.whole(weight.shape[1]) - weight.shape[1], 0)))
 
-    def before(weight):
-        return jnp.pad(weight, ((0, 0), (tiles.whole(weight.shape[1]) - weight.shape[1], 0)))
 
-    monkeypatch.setattr(tensor_loading, "to_tiles", before)
+def above(weight):
+    return jnp.pad(weight, ((0, 0), (tiles.whole(weight.shape[1]) - weight.shape[1], 0), (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "fault"),
+    [
+        ("one embedding", "to_tiles", before),
+        ("a head of its own", "to_tiles", before),
+        ("experts", "rows_to_tiles", above),
+    ],
+)
+def test_zeros_before_a_weight_are_caught(tmp_path, name, function, fault, monkeypatch):
+    family, changes = MODELS[name]
+    path = tiny.write_checkpoint(tmp_path, family, **changes)
+    monkeypatch.setattr(tensor_loading, function, fault)
     got, want = (Runner(*each, slots=2)(TOKENS) for each in models_of(path, "float32", 1))
     assert np.abs(got - want).max() > want.std()
 
