@@ -26,6 +26,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
 from ssd_jax.sampling.variants import VARIANTS, variant_name
 from ssd_jax.sampling.verification import commit, emitted_tokens, verify
+from ssd_jax.system.new_arrays import create_arrays
 
 ExtraSpecs = Callable[["Programs", "Programs", int | str], dict[Name, ProgramSpec]]
 """Specifications of a batch size's further programs, from those of all slots and of its own, for a
@@ -127,6 +128,7 @@ class Programs(TargetBase):
         trees = copy.copy(self)
         verification = dataclasses.replace(self.verification, nodes=nodes)
         trees.verification, trees.widths = verification, (0,)
+        vars(trees).pop("receive", None)  # of chains
         trees.cache_key = f"{self.cache_key} with {verification}"
         trees.batches = self.batches._replace(sizes=self.batch_sizes.sizes[:-1])
         compiler = self._compiler or program_spec.compile_all
@@ -157,8 +159,7 @@ class Programs(TargetBase):
     @functools.cached_property
     def receive(self) -> Program:
         """Program: a proposal of every slot -> (the proposal,), on the device."""
-        blank = self.blank_tree if self.verification.nodes else self._blank_chain
-        structs = {"drafted": self.by_slots(jax.eval_shape(blank))}
+        structs = {"drafted": self.by_slots(jax.eval_shape(self._blank))}
 
         def receive(drafted):
             return (drafted,)
@@ -166,8 +167,14 @@ class Programs(TargetBase):
         spec = self.spec(receive, structs, (), ("slots",), host_args=("drafted",))
         return spec.compile(self.model.mesh, ("receive",))
 
-    def _blank_chain(self) -> Proposal:
-        return self.verification.blank(self.slots)
+    def _blank(self) -> Proposal:
+        """Room for what rounds propose for every slot, nothing proposed."""
+        return self.blank_tree() if self.verification.nodes else self.verification.blank(self.slots)
+
+    def warm_up(self) -> None:
+        """Compiles what sends proposals of the host, before rounds do."""
+        if self.model.execution.one_array:
+            self.to_device(jax.tree.map(np.asarray, create_arrays(self._blank)))
 
     def to_device(self, drafted: Proposal) -> Proposal:
         """A proposal of every slot as `accept` takes it.

@@ -79,7 +79,7 @@ class DeviceTarget(PagedRole, Target):
         model, blank = programs.model, programs.verification.blank
         no_proposal, no_proposal_in_one_row = create_arrays(lambda: (blank(self.slots), blank(1)))
         self._no_proposal = model.place(no_proposal)
-        programs.to_device(jax.tree.map(np.asarray, no_proposal))  # compiles it before rounds do
+        programs.warm_up()
         self._no_proposal_in_one_row = model.replicate(no_proposal_in_one_row)
         self._scores = PromptScores(programs, self._parameters)
 

@@ -11,6 +11,7 @@ from ssd_jax.devices.programs.sampling_rows import SamplingRows
 from ssd_jax.devices.target import tree_programs
 from ssd_jax.devices.target.base import Verification
 from ssd_jax.devices.target.programs import Programs
+from ssd_jax.devices.target.target import DeviceTarget
 from ssd_jax.kernels.handlers import why_missing
 from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling import verification
@@ -19,6 +20,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.testing import tiny
 from tests.devices.forwards import forwards_only
+from tests.models.golden import execution_as
 from tests.sampling.edits import Edit, edited
 from tests.sampling.trees import path_of, random_parents
 
@@ -92,14 +94,7 @@ class Target:
 def target(model) -> Target:
     opened, parameters = model
     with forwards_only(KINDS):
-        programs = Programs(
-            opened.model,
-            slots=SLOTS,
-            context=128,
-            tokens=opened.tokenizer.size,
-            verification=Verification(widths=(0, DEPTH), rule="coupled", nodes=NODES),
-        )
-    return Target(programs, parameters)
+        return Target(programs_of(opened), parameters)
 
 
 def plain_text(model, params: SamplingParams, count: int) -> list[int]:
@@ -151,6 +146,31 @@ def test_every_row_of_a_tree_has_the_bits_of_its_path_run_alone(model):
 
 def test_a_text_by_trees_is_the_text_token_by_token(model, plain):
     assert text_by_trees(model, PENALISED, TEXT, plain) == plain[:TEXT]
+
+
+def programs_of(model, nodes=NODES):
+    return Programs(
+        model.model,
+        slots=SLOTS,
+        context=128,
+        tokens=model.tokenizer.size,
+        verification=Verification(widths=(0, DEPTH), rule="coupled", nodes=nodes),
+    )
+
+
+def test_an_accelerator_gets_a_tree_of_the_host_in_one_array(tmp_path):
+    """Also where programs of trees were compiled beside those of chains."""
+    path = tiny.write_checkpoint(tmp_path, "qwen3")
+    with execution_as(one_array=True), forwards_only(()):
+        opened = open_model(str(path), "float32", trees=True)
+        chains = programs_of(opened, nodes=0)
+        DeviceTarget(chains, opened.load())  # which has what sends its proposals compiled
+        for programs in (programs_of(opened), chains.with_trees(NODES)):
+            DeviceTarget(programs, opened.load())
+            tree = jax.tree.map(lambda a: np.full(a.shape, 3, a.dtype), programs.blank_tree())
+            sent = programs.to_device(tree)
+            jax.tree.map(np.testing.assert_array_equal, sent, tree)
+            assert isinstance(sent.q, jax.Array)
 
 
 MUTANTS = {
