@@ -12,7 +12,6 @@ import numpy as np
 
 from ssd_jax.checkpoints.tokenizers.tokenizer import Tokenizer
 from ssd_jax.checkpoints.weights.tensors import TensorSource
-from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.system.files import reading
 
@@ -54,20 +53,15 @@ class Checkpoint:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that comes with the tensors, read on first access.
+        """The tokenizer that comes with the tensors, read on first access, without added tokens
+        that the model does not embed.
 
         Raises:
-          InputError: it cannot be read, or has more tokens than the model embeds.
+          InputError: it cannot be read, or has tokens that the model does not embed and that are
+            needed (`Tokenizer.within`).
         """
         with reading(self.path):
-            tokenizer = self.load_tokenizer()
-        if tokenizer.size > self.config.vocab_size:
-            raise InputError(
-                f"{self.path}: the tokenizer has {tokenizer.size} tokens, the model embeds "
-                f"{self.config.vocab_size}; they do not belong together, or the embedding was not "
-                "resized"
-            )
-        return tokenizer
+            return self.load_tokenizer().within(self.config.vocab_size)
 
 
 def tensor_structs(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:

@@ -9,9 +9,11 @@ from typing import Any
 
 from ssd_jax.checkpoints.chat.template import DEFAULT
 from ssd_jax.errors import InputError
-from ssd_jax.system.files import is_unicode, read_text, require_plain_name, shown
+from ssd_jax.system.files import is_unicode, read_json, read_text, require_plain_name, shown
 
 _DEFAULT_FILE, _FOLDER, _SUFFIX = "chat_template.jinja", "additional_chat_templates", ".jinja"
+_OF_IMAGES = "chat_template.json"
+"""Where models that see images may have it."""
 _MAX_TEMPLATE = 1 << 20
 
 
@@ -19,7 +21,7 @@ def read_templates(path: Path, config: Mapping[str, Any]) -> str | Mapping[str, 
     """The Jinja source of a directory's chat template, or sources by name.
 
     Files with templates, `chat_template.jinja` and those in `additional_chat_templates`, take the
-    place of all that `config` has.
+    place of all that `config` has, and this that of `chat_template.json`.
 
     Args:
       config: the content of tokenizer_config.json.
@@ -34,7 +36,11 @@ def read_templates(path: Path, config: Mapping[str, Any]) -> str | Mapping[str, 
     if files:
         sources = {name: read_text(file, max_bytes=_MAX_TEMPLATE) for name, file in files.items()}
         return named(sources, path / _FOLDER)
-    return _of_config(path / "tokenizer_config.json", config.get("chat_template"))
+    file, value = path / "tokenizer_config.json", config.get("chat_template")
+    if value is None and (path / _OF_IMAGES).exists():
+        file = path / _OF_IMAGES
+        value = read_json(file).get("chat_template")
+    return _of_config(file, value)
 
 
 def write_templates(templates: str | Mapping[str, str] | None, directory: Path) -> None:

@@ -36,10 +36,21 @@ _END_TOKENS = frozenset(
         "<|eot_id|>",
         "<|eom_id|>",
         "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
         "<end_of_turn>",
+        "<eos>",
+        "[EOS]",
+        "[e~[",
+        "<｜end▁of▁sentence｜>",
         "</s>",
     ]
 )
+_END_OF_MESSAGE = "<|end|>"
+_SEVERAL_MESSAGES = {"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"}
+"""Beside these, of gpt-oss and Solar Open, it ends one of the messages of an answer."""
 _ROLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -99,9 +110,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, where: str) -> Tokenizer
     eos_ids = {
         ids[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in ids
     }
+    by_text = {tokens[i]: i for i in special if tokens[i] in _END_TOKENS}
+    if any(ends <= by_text.keys() for ends in _SEVERAL_MESSAGES):
+        by_text.pop(_END_OF_MESSAGE, None)
     return Tokenizer(
         backend,
-        eos_ids=eos_ids | {i for i in special if tokens[i] in _END_TOKENS},
+        eos_ids=eos_ids | {*by_text.values()},
         bos_id=ids.get("bos_token_id"),
         special_tokens={role: tokens[ids[name]] for role, name in _ROLES.items() if name in ids},
         chat_template=_templates(keys),

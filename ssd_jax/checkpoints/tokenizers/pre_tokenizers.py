@@ -24,6 +24,15 @@ _EXAONE_MOE = (  # words that single spaces part are one piece
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+_JAIS = rf"{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}|\s"
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 _DEEPSEEK = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
@@ -37,6 +46,8 @@ _PATTERNS = {
     "tekken": (_TEKKEN,),
     "gpt-4o": (_GPT_4O,),
     "seed-coder": (_SEED,),
+    "jais-2": (_JAIS,),
+    "deepseek-coder": _DEEPSEEK_CODER,
     "deepseek-v3": _DEEPSEEK,
     "exaone-moe": (_EXAONE_MOE,),
 }
@@ -53,6 +64,7 @@ SAME_AS = {
     "llama-v3": "llama-bpe",
     "pixtral": "llama-bpe",
     "falcon3": "llama-bpe",
+    "midm-2.0": "llama-bpe",
     "smaug-bpe": "dbrx",
     "glm4": "dbrx",
     "chatglm-bpe": "dbrx",
@@ -60,12 +72,14 @@ SAME_AS = {
     "refact": "smollm",
     "command-r": "smollm",
     "exaone": "smollm",
-    "olmo": "gpt-2",
-    "exaone4": "gpt-2",
+    "codeshell": "smollm",
+    **dict.fromkeys(("olmo", "exaone4", "trillion", "mellum", "phi-2", "a.x-4.0"), "gpt-2"),
     "minimax-m2": "gpt-4o",
     "deepseek-r1-qwen": "qwen2",
     "stablelm2": "qwen2",
     "hunyuan": "qwen2",
+    "solar-open": "qwen2",
+    "kormo": "qwen2",
     "hunyuan-dense": "deepseek-v3",
 }
 """Other names, of SmolLM 3 (smaug-bpe), Granite (refact), OLMo 2 and Phi 4 (dbrx) among them."""

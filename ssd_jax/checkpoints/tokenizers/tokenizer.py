@@ -297,6 +297,47 @@ class Tokenizer:
         with self._encode_errors(text):
             return self._control.encode(text, stand_ins)
 
+    def within(self, rows: int) -> Tokenizer:
+        """The tokenizer for a model that embeds the ids below `rows`: added tokens beyond are text
+        like any other.
+
+        They pad what a model was trained on, or stand for images.
+
+        Raises:
+          InputError: there are more tokens that are not added, or a token beyond begins or ends
+            texts or is written by the chat template.
+        """
+        if self.size <= rows:
+            return self
+        if max(self._backend.get_vocab(with_added_tokens=False).values(), default=0) >= rows:
+            raise InputError(
+                f"{self._where}: the tokenizer has {self.size} tokens, the model embeds {rows}; "
+                "they do not belong together, or the embedding was not resized"
+            )
+        definition = json.loads(self.definition)
+        added = definition["added_tokens"]
+        beyond = {token["content"]: token["id"] for token in added if token["id"] >= rows}
+        templates = self.chat_template
+        sources = [templates] if isinstance(templates, str) else (templates or {}).values()
+        for text, token_id in beyond.items():
+            if text in (self.bos_token, self.eos_token) or any(text in s for s in sources):
+                raise InputError(
+                    f"{self._where}: the tokenizer gives {text!r}, which prompts or ends of texts "
+                    f"need, the id {token_id}, and the model embeds {rows} ids; they do not belong "
+                    "together, or the embedding was not resized"
+                )
+        definition["added_tokens"] = [token for token in added if token["id"] < rows]
+        backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
+        backend.encode_special_tokens = self._backend.encode_special_tokens
+        return Tokenizer(
+            backend,
+            eos_ids=self.eos_ids,
+            bos_id=self.bos_id,
+            special_tokens={k: v for k, v in self._special_tokens.items() if v not in beyond},
+            chat_template=templates,
+            where=self._where,
+        )
+
     def close(self) -> None:
         """Ends the chat template's process; another starts if it is needed again."""
         self._template.close()

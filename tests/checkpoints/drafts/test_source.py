@@ -120,6 +120,7 @@ def test_a_quantised_target_and_its_converted_form_serve_the_same_draft(tmp_path
         token=lambda i: f"word {i}",
         save=lambda _: None,
     )
+    words.within = lambda _: words
 
     def opened(path):
         return replace(open_checkpoint(str(path)), load_tokenizer=lambda: words)
@@ -278,6 +279,7 @@ def test_a_draft_of_a_target_with_other_tokens_names_that_target(draft, target, 
     other = SimpleNamespace(
         size=size, eos_ids=eos, special_ids=words.special_ids, token=lambda i: f"word {i}"
     )
+    other.within = lambda _: other
     message = f"another target: it was made for .*`target='{target.source}'`.*distill"
     with pytest.raises(InputError, match=message):
         open_checkpoint(str(draft), target=replace(target, load_tokenizer=lambda: other))

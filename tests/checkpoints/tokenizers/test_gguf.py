@@ -85,6 +85,14 @@ def test_all_kinds_of_end_are_eos(kind):
     assert tokenizer.decode(tokenizer.encode("hello<|end|>"), skip_special_tokens=True) == "hello"
 
 
+@pytest.mark.parametrize("ends", [("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>")])
+def test_the_end_of_a_message_ends_no_text_that_has_several(ends):
+    """gpt-oss thinks in one message and answers in the next."""
+    tokens = [(token, CONTROL) for token in ("<|end|>", *ends)]
+    assert load(metadata(*tokens, eos_token_id=N + 1)).eos_ids == {N + 1, N + 2}
+    assert load(metadata(*tokens[:2], eos_token_id=N + 1)).eos_ids == {N, N + 1}
+
+
 def test_an_end_marker_that_is_ordinary_text_is_no_eos():
     tokenizer = load(metadata(("</s>", 1), ("<e>", CONTROL), eos_token_id=N + 1))
     assert tokenizer.eos_ids == {N + 1}
@@ -189,6 +197,9 @@ def test_other_pre_tokenizers_are_refused():
         ("exaone4", ["An", " iPhoneCase", "'", "S", " 1234", "!/", "\n"]),
         ("chatglm-bpe", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
         ("hunyuan", ["An", " iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
+        ("jais-2", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
+        ("exaone-moe", ["An iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
+        ("deepseek-coder", ["An", " iPhoneCase", "'", "S", " ", "1", "2", "3", "4", "!/", "\n"]),
         ("hunyuan-dense", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
         ("exaone-moe", ["An iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
     ],

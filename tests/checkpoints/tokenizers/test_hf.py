@@ -34,6 +34,40 @@ def test_eos_ids_come_from_every_file(tmp_path):
     assert tokenizer.eos_ids == {3, 5, 7, EOS}
 
 
+def test_added_tokens_that_a_model_does_not_embed_are_text(tmp_path):
+    """As Gemma 3's token for images beside models of text alone, and padding of fine-tuned ones."""
+    image = "<image>"
+    added = [special("<s>"), special("</s>"), special(image)]
+    config = {"eos_token": "</s>", "pad_token": image, "image_token": image}
+    path = directory(tmp_path, backend(*added), tokenizer_config=config, chat_template="{{ 1 }}")
+    whole = tokenizer_from_directory(path)
+    assert (whole.size, whole.encode(image)) == (N + 3, [N + 2])
+    assert whole.within(N + 3) is whole
+    tokenizer = whole.within(N + 2)
+    assert tokenizer.size == N + 2
+    assert tokenizer.decode(tokenizer.encode(image)) == image
+    assert max(tokenizer.encode(f"{image}hello</s>")) == EOS
+    assert (tokenizer.eos_ids, tokenizer.chat_template) == ({EOS}, "{{ 1 }}")
+    tokenizer.save(tmp_path / "saved")
+    assert first_difference(tokenizer_from_directory(tmp_path / "saved"), tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "template", "message"),
+    [
+        (N + 1, "{{ 1 }}", r"gives '</s>', which prompts or ends of texts need, the id \d+"),
+        (N + 2, "<image>{{ 1 }}", r"gives '<image>', which prompts"),
+        (N - 1, "{{ 1 }}", rf"tokenizer has {N + 3} tokens, the model embeds {N - 1}"),
+    ],
+)
+def test_tokens_that_are_needed_and_not_embedded_are_named(tmp_path, rows, template, message):
+    added = [special("<s>"), special("</s>"), special("<image>")]
+    eos = {"eos_token": "</s>"}
+    path = directory(tmp_path, backend(*added), tokenizer_config=eos, chat_template=template)
+    with pytest.raises(InputError, match=message):
+        tokenizer_from_directory(path).within(rows)
+
+
 @pytest.mark.parametrize("name", ["generation_config", "config"])
 @pytest.mark.parametrize(("value", "ids"), [(4, {4}), ([4, 6], {4, 6}), (None, set())])
 def test_eos_may_be_one_id_or_a_list(tmp_path, name, value, ids):
@@ -229,6 +263,17 @@ def test_of_several_templates_that_of_the_name_or_of_tools_or_the_default_is_tak
     assert rendered(path, **arguments) == text
     tokenizer_from_directory(path).save(tmp_path / "saved")
     assert rendered(tmp_path / "saved", **arguments) == text
+
+
+def test_a_template_beside_a_processor_counts_if_there_is_no_other(tmp_path):
+    """As in Mistral Small 3.1."""
+    path = directory(tmp_path, **{"chat_template": "J"})
+    (path / "chat_template.json").write_text('{"chat_template": "of images"}')
+    assert tokenizer_from_directory(path).chat_template == "J"
+    (path / "chat_template.jinja").unlink()
+    assert tokenizer_from_directory(path).chat_template == "of images"
+    (path / "tokenizer_config.json").write_text('{"chat_template": "of texts"}')
+    assert tokenizer_from_directory(path).chat_template == "of texts"
 
 
 def test_files_of_templates_take_the_place_of_all_in_the_configuration(tmp_path):
