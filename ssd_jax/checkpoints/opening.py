@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ssd_jax.checkpoints.checkpoint import Checkpoint
 from ssd_jax.checkpoints.drafts.checkpoint import CONFIG, KEY
@@ -27,6 +28,8 @@ from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
 from ssd_jax.models.families.registry import FAMILIES
 from ssd_jax.system.files import read_json, reading
+
+_MODELOPT = "hf_quant_config.json"
 
 
 def open_checkpoint(
@@ -86,7 +89,7 @@ def _quantised_tensors(source: str, path: Path) -> TensorSource | None:
     if file is not None:
         return GGUFFile(file)
     where = path / CONFIG
-    quantised = where.exists() and "quantization_config" in read_json(where)
+    quantised = where.exists() and _quantization(read_json(where), path) is not None
     return _open(source, path, None).tensors if quantised else None
 
 
@@ -107,21 +110,35 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
     if KEY in config and not converted:
         return open_draft(source, path, config, target)
     model_config = ModelConfig.from_hf(config, source=str(where))
-    quantization = config.get("quantization_config")
+    quantization = _quantization(config, path)
     if converted:
         tensors: TensorSource = OrbaxDirectory(path)
     else:
         tensors = SafetensorsDirectory(path)
-        if quantization is not None:
+        if quantization is None:
+            for name in tensors.shapes:
+                if name.endswith("weight"):
+                    tensors.shape(name)  # checks
+        else:
             scheme = scheme_of(quantization, where=str(where))
             tensors = QuantizedTensors(tensors, scheme, where=str(path))
         layout = FAMILIES[model_config.family].layout
         tensors = arranged(tensors, model_config, layout, where=str(path))
-    check_places(tensors.shapes, model_config, str(path))
+    check_places(tensors, model_config, str(path))
     check_tied(tensors, model_config, str(path))
     return _checkpoint(
         source, path, model_config, tensors, functools.partial(tokenizer_from_directory, path)
     )
+
+
+def _quantization(config: Mapping[str, Any], path: Path) -> Any:
+    """How a directory's matrices are quantised, from config.json or the file that modelopt may
+    write beside it; None if they are not."""
+    beside = path / _MODELOPT
+    if config.get("quantization_config") is None and beside.exists():
+        settings = read_json(beside).get("quantization")
+        return {"quant_method": "modelopt", **settings} if isinstance(settings, dict) else settings
+    return config.get("quantization_config")
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -1,5 +1,6 @@
 """Quantised matrices of safetensors files, as the libraries that define the formats read them."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -16,13 +17,13 @@ from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.checkpoints.quantized.registry import scheme_of
 from ssd_jax.checkpoints.quantized.tensors import QuantizedTensors
 from ssd_jax.checkpoints.weights.load import load_arrays
-from ssd_jax.checkpoints.weights.native import has_native, native_kinds
+from ssd_jax.checkpoints.weights.native import has_groups, has_native, native_kinds
 from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.kinds import KINDS
 from ssd_jax.kernels.linear.reference import dense
 from tests.checkpoints import tiny_models as tiny
-from tests.checkpoints.float8 import write_float8
+from tests.checkpoints.float8 import quantise_float8, write_float8
 from tests.checkpoints.gptq import packed, quantise
 from tests.kernels.stored_rows import dequantized
 
@@ -189,6 +190,81 @@ def test_gptq_is_read(tmp_path, bits, version, desc_act):
         np.testing.assert_allclose(read, values, atol=2**-11 * 30)
 
 
+def test_the_order_of_groups_is_that_of_g_idx_whatever_desc_act_says(tmp_path):
+    """Reading blocks by an order that the file has not would give other weights."""
+    write_quantized(tmp_path, desc_act=False)
+    arrays = load_file(tmp_path / "model.safetensors")
+    order = np.repeat(np.array([1, 0], np.int32), 128)
+    arrays["model.layers.0.mlp.up_proj.g_idx"] = order
+    save_file(arrays, tmp_path / "model.safetensors")
+    tensors = open_checkpoint(str(tmp_path)).tensors
+    assert tensors.stored_type("model.layers.0.mlp.up_proj.weight") == "GPTQ"
+    assert not has_native(tensors)
+
+
+def test_biases_of_zeros_may_be_beside_quantised_matrices(tmp_path):
+    """As AutoGPTQ wrote them for llama."""
+    write_quantized(tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.bias"
+    for value in (0, 1):
+        arrays[name] = np.full(256, value, np.float16)
+        save_file(arrays, tmp_path / "model.safetensors")
+        if value:
+            with pytest.raises(InputError, match=rf"the decoder has no place for tensor '{name}'"):
+                open_checkpoint(str(tmp_path))
+        else:
+            open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "array", ["self_attn.k_proj.k_scale", "self_attn.v_scale", "self_attn.k_proj.output_scale"]
+)
+def test_scales_of_the_cache_are_left_out(tmp_path, array):
+    write_quantized(tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    arrays[f"model.layers.0.{array}"] = np.ones(1, np.float32)
+    save_file(arrays, tmp_path / "model.safetensors")
+    open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "missing"), [("gptq", "qzeros"), ("gptq", "scales"), ("fp8", "weight_scale")]
+)
+def test_a_matrix_without_its_scales_is_named(tmp_path, scheme, missing):
+    if scheme == "gptq":
+        write_quantized(tmp_path)
+        arrays = load_file(tmp_path / "model.safetensors")
+        del arrays[f"model.layers.0.mlp.up_proj.{missing}"]
+        save_file(arrays, tmp_path / "model.safetensors")
+    else:
+        tiny.write_hf(tmp_path)
+        quantise_float8(tmp_path, (128, 128))
+        text = (tmp_path / "model.safetensors").read_bytes()
+        name = b"model.layers.0.mlp.up_proj.weight_scale_inv"
+        (tmp_path / "model.safetensors").write_bytes(text.replace(name, name[:-1] + b"x"))
+    with pytest.raises(InputError, match=rf"0.mlp.up_proj.*quantised, and '.*{missing}' is missin"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_what_modelopt_writes_beside_the_configuration_says_how_matrices_are_quantised(tmp_path):
+    tiny.write_hf(tmp_path)
+    quantise_float8(tmp_path, (512, 512))
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"has type F8_E4M3.*config.json has the quantization_con"):
+        open_checkpoint(str(tmp_path))
+    beside = tmp_path / "hf_quant_config.json"
+    for algorithm in ("FP8", "NVFP4"):
+        beside.write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        if algorithm == "FP8":
+            assert has_groups(open_checkpoint(str(tmp_path)).tensors)
+        else:
+            with pytest.raises(InputError, match="modelopt, whose quant_algo = 'NVFP4' is not"):
+                open_checkpoint(str(tmp_path))
+
+
 def write_quantized(directory, **config):
     """A tiny model whose matrices of layers are symmetric GPTQ; returns its tensors as floats."""
     tiny.write_hf(directory)
@@ -247,6 +323,20 @@ def test_settings_and_arrays_that_do_not_fit_are_named(tmp_path):
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size = "),
         (compressed("nvfp4-pack-quantized", num_bits=4), "format = 'nvfp4-pack-quantized'"),
         (compressed("pack-quantized", num_bits=3, **GROUPS), "num_bits = 3"),
+        (
+            compressed("pack-quantized", num_bits=4, **GROUPS)
+            | {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+            "transform_config = ",
+        ),
+        (
+            compressed("float-quantized", **ROWS)
+            | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "format = 'sparse-24-bitmask'",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}},
+            "bits = 8",
+        ),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups = "),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit = "),
         ({"quant_method": ["awq"]}, "quantised with ['awq'], which is not supported"),

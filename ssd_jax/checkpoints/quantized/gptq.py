@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from jaxtyping import Shaped
 from typing_extensions import override
 
 from ssd_jax.checkpoints.quantized.groups import (
@@ -26,7 +27,6 @@ class Gptq(GroupScheme):
       bits: of an integer.
       zero_offset: what is added to stored zeros: 1, or 0 in files of the second format.
       symmetric: whether all zeros are half of the range.
-      ordered: whether groups are of inputs that follow each other.
     """
 
     name = "GPTQ"
@@ -37,7 +37,6 @@ class Gptq(GroupScheme):
     bits: int
     zero_offset: int
     symmetric: bool
-    ordered: bool
 
     @override
     def shape(self, stored: StoredTensors, module: str) -> MatrixShape:
@@ -56,16 +55,22 @@ class Gptq(GroupScheme):
         scales = stored.read_stored(f"{module}.scales", (slice(0, groups), rows))
         zeros = unpack(stored.read_stored(f"{module}.qzeros"), self.bits)[:, rows]
         zeros = (zeros + np.uint8(self.zero_offset)) & np.uint8((1 << self.bits) - 1)
-        inputs, name = integers.shape[1], f"{module}.g_idx"
-        if name in stored.shapes:
-            order = stored.read_stored(name)
-            check_groups(order, inputs, groups)
-        else:
-            order = contiguous_groups(inputs, inputs // groups)
-        return Groups(integers, scales.T, zeros.T, order)
+        return Groups(integers, scales.T, zeros.T, self._order(stored, module))
 
     @override
     def layout(self, stored: StoredTensors, module: str) -> GroupLayout | None:
+        """None, too, where `g_idx` has groups in another order, whatever `desc_act` says."""
+        order = self._order(stored, module)
+        size = len(order) // stored.shapes[f"{module}.scales"][0]
+        in_order = np.array_equal(order, contiguous_groups(len(order), size))
+        return GroupLayout(self.bits, size, symmetric=self.symmetric) if in_order else None
+
+    def _order(self, stored: StoredTensors, module: str) -> Shaped[np.ndarray, "inputs"]:
+        """The group of each input."""
         groups, (_, inputs) = stored.shapes[f"{module}.scales"][0], self.shape(stored, module)
-        layout = GroupLayout(self.bits, inputs // groups, symmetric=self.symmetric)
-        return layout if self.ordered else None
+        name = f"{module}.g_idx"
+        if name not in stored.shapes:
+            return contiguous_groups(inputs, inputs // groups)
+        order = stored.read_stored(name)
+        check_groups(order, inputs, groups)
+        return order

@@ -65,9 +65,11 @@ def _awq(config: Mapping[str, Any]) -> Scheme:
 def _gptq(config: Mapping[str, Any]) -> Scheme:
     bits = _one_of(config, "bits", (2, 4, 8))
     version = _one_of(config, "checkpoint_format", ("gptq", "gptq_v2", None))
-    ordered = not config.get("desc_act")
+    for settings in (config.get("dynamic") or {}).values():  # of some modules
+        for key in ("bits", "sym"):
+            _one_of(settings, key, (config.get(key), None))
     offset = 0 if version == "gptq_v2" else 1
-    return Gptq(bits, offset, symmetric=config.get("sym") is True, ordered=ordered)
+    return Gptq(bits, offset, symmetric=config.get("sym") is True)
 
 
 def _float8(config: Mapping[str, Any]) -> Scheme:
@@ -92,6 +94,9 @@ def _bitsandbytes(config: Mapping[str, Any]) -> Scheme:
 
 def _compressed_tensors(config: Mapping[str, Any]) -> Scheme:
     groups = config.get("config_groups")
+    _one_of(config.get("sparsity_config") or {}, "format", ("dense", None))
+    if config.get("transform_config"):  # rotates activations, too
+        raise _UnsupportedSettingError("transform_config", config["transform_config"])
     weights = [group.get("weights") for group in groups.values()] if groups else []
     if not weights or any(not weight for weight in weights):
         raise _UnsupportedSettingError("config_groups", groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import UInt8
@@ -10,7 +11,7 @@ from typing_extensions import override
 
 from ssd_jax.checkpoints.quantized.scheme import Scheme
 from ssd_jax.checkpoints.weights.grouped import StoredGroups
-from ssd_jax.checkpoints.weights.safetensors import SafetensorsDirectory
+from ssd_jax.checkpoints.weights.safetensors import FLOATS, SafetensorsDirectory
 from ssd_jax.checkpoints.weights.tensors import Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.kernels.linear.group_form import GroupForm
@@ -18,7 +19,9 @@ from ssd_jax.kernels.linear.kinds import BFLOAT16
 from ssd_jax.system.files import GET_AGAIN
 
 _MISFITS = (ValueError, LookupError, TypeError, ArithmeticError)
-_OF_THE_CACHE = re.compile(r".*\.self_attn\.([kv]_scale|(k|v|q|attn)_proj\.output_scale)")
+_OF_THE_CACHE = re.compile(
+    r".*\.self_attn\.(([qkv]|kv)_scale|[kv]_proj\.[kv]_scale|(k|v|q|attn)_proj\.output_scale)"
+)
 
 
 class QuantizedTensors(TensorSource):
@@ -36,7 +39,8 @@ class QuantizedTensors(TensorSource):
         self._stored, self._scheme, self._where = stored, scheme, where
         main = f"{scheme.separator}{scheme.main}"
         modules = [name.removesuffix(main) for name in stored.shapes if name.endswith(main)]
-        self._modules = {f"{module}.weight": module for module in modules if self._has(module)}
+        lacking = {module: list(self._lacking(module)) for module in modules}
+        self._modules = {f"{module}.weight": module for module in modules if not lacking[module]}
         if not self._modules:
             raise InputError(
                 f"{where}: no tensor is quantised, and config.json says so; {GET_AGAIN}"
@@ -49,14 +53,25 @@ class QuantizedTensors(TensorSource):
             if name not in read and not _OF_THE_CACHE.fullmatch(name)
         }
         self._shapes = {name: self._shape(module) for name, module in self._modules.items()}
-        self._kinds = {name: scheme.kind(stored, module) for name, module in self._modules.items()}
+        self._kinds = {name: self._kind(module) for name, module in self._modules.items()}
         self.shapes = plain | self._shapes
 
-    def _has(self, module: str) -> bool:
-        return all(
-            any(self._array(module, name) in self._stored.shapes for name in names)
-            for names in self._scheme.needed
-        )
+    def _lacking(self, module: str) -> Iterator[str]:
+        """Names of arrays that the module would need to be quantised.
+
+        Raises:
+          InputError: it has integers, and arrays are missing without which these say nothing.
+        """
+        for names in self._scheme.needed:
+            arrays = [self._array(module, name) for name in names]
+            if not any(array in self._stored.shapes for array in arrays):
+                main = self._array(module, self._scheme.main)
+                if self._stored.kind(main) not in FLOATS:
+                    raise InputError(
+                        f"{self._where}: {main!r} is quantised, and {arrays[0]!r} is missing; "
+                        f"{GET_AGAIN}"
+                    )
+                yield arrays[0]
 
     def _array(self, module: str, suffix: str) -> str:
         return f"{module}{self._scheme.separator}{suffix}"
@@ -64,6 +79,12 @@ class QuantizedTensors(TensorSource):
     def _shape(self, module: str) -> tuple[int, ...]:
         try:
             return self._scheme.shape(self._stored, module)
+        except _MISFITS as error:
+            raise self._misfit(module, error) from None
+
+    def _kind(self, module: str) -> str | None:
+        try:
+            return self._scheme.kind(self._stored, module)
         except _MISFITS as error:
             raise self._misfit(module, error) from None
 

@@ -1,13 +1,13 @@
 """Which tensors a decoder has a place for, by Hugging Face's names.
 
 Leaving out a tensor of a layer, norm or head would make another model. Tensors that no model
-computes with are allowed: RoPE tables and masks, which older checkpoints hold, and a tied head.
+computes with are allowed: RoPE tables and masks, which older checkpoints hold, a tied head, and
+biases of zeros, which AutoGPTQ wrote for every matrix.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,15 +26,19 @@ _EVERY_MODEL = (
 )
 
 
-def check_places(names: Iterable[str], config: ModelConfig, where: str) -> None:
+def check_places(tensors: TensorSource, config: ModelConfig, where: str) -> None:
     """Refuses a checkpoint with tensors that its decoder would leave out.
 
     Raises:
       InputError: there is such a tensor.
     """
-    for name in names:
-        if not has_place(name, config):
+    for name in tensors.shapes:
+        if not has_place(name, config) and not _is_zero_bias(tensors, name):
             raise no_place(name, where)
+
+
+def _is_zero_bias(tensors: TensorSource, name: str) -> bool:
+    return name.endswith(".bias") and len(tensors.shape(name)) == 1 and not tensors.read(name).any()
 
 
 def check_tied(tensors: TensorSource, config: ModelConfig, where: str) -> None:

@@ -25,7 +25,8 @@ from ssd_jax.system.files import (
 
 SINGLE = "model.safetensors"
 SHARDED = "model.safetensors.index.json"
-_FLOATS = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
+"""Types of tensors that are not quantised."""
 _FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 """Types that safetensors does not give to NumPy."""
 
@@ -64,13 +65,18 @@ class SafetensorsDirectory(TensorSource):
 
     @override
     def shape(self, name: str) -> tuple[int, ...]:
-        kind = self._shards[name].get_slice(name).get_dtype()
-        if kind not in _FLOATS:
+        kind = self.kind(name)
+        if kind not in FLOATS:
             raise InputError(
                 f"{self._directory}: tensor {name!r} has type {kind}, which is not supported; "
-                f"supported: {', '.join(_FLOATS)}"
+                f"supported: {', '.join(FLOATS)}, and others where config.json has the "
+                "quantization_config that says what they are"
             )
         return super().shape(name)
+
+    def kind(self, name: str) -> str:
+        """The type of a tensor, as safetensors names it."""
+        return self._shards[name].get_slice(name).get_dtype()
 
     @override
     def read_part(self, name: str, part: Index) -> np.ndarray:
@@ -82,7 +88,7 @@ class SafetensorsDirectory(TensorSource):
         The array of a type that safetensors does not give to NumPy is a view of the file.
         """
         shard = self._shards[name]
-        dtype = _FLOAT8.get(shard.get_slice(name).get_dtype())
+        dtype = _FLOAT8.get(self.kind(name))
         if dtype is not None:
             return self._mapped(name).view(dtype)[index]
         return shard.get_slice(name)[index] if index else shard.get_tensor(name)
