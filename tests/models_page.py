@@ -46,7 +46,7 @@ GGUF = {family.model_type: "read" for family in gguf_families.FAMILIES.values()}
     "qwen2_vl": "read, as qwen2vl",
     "qwen2_5_vl": "read, as qwen2vl",
     "solar_open": "read, as glm4moe",
-    **dict.fromkeys(("ministral", "helium", "cwm"), "no such files"),
+    **dict.fromkeys(("ministral", "helium", "cwm", "hyperclovax", "vaultgemma"), "no such files"),
 }
 """Of families with GGUF files, by which architecture of llama.cpp; its converter has none for
 some."""

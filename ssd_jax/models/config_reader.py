@@ -17,6 +17,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "attention_out_bias": (False, None),
     "mlp_bias": (False, None),
+    "use_bidirectional_attention": (False, None),
     "use_sliding_window": (False, None),
     "partial_rotary_factor": (1, None),
     "is_causal": (True, None),

@@ -73,6 +73,32 @@ def test_what_a_model_needs_that_there_is_not_is_named(name):
         read(name)
 
 
+def test_layers_with_a_window_keep_their_rope_however_short_the_context_is():
+    for name in ("google/gemma-3-1b-it", "allenai/Olmo-3-7B-Instruct"):
+        usual, short = read(name), read(name, max_position_embeddings=256)
+        assert short.mechanisms == usual.mechanisms
+        assert "window" in short.mechanisms.layer_kinds
+    short = read("mistralai/Mistral-7B-v0.1", max_position_embeddings=256)
+    assert short.mechanisms == PLAIN
+
+
+def test_the_head_is_tied_as_the_family_has_it_where_no_part_of_the_file_says_so():
+    name = "google/gemma-3-4b-it"
+    assert read(name).tie_embeddings
+    assert read(name, tie_word_embeddings=None).tie_embeddings
+    assert not read(name, tie_word_embeddings=False).tie_embeddings
+    assert not read("mistralai/Mistral-Small-3.1-24B-Instruct-2503").tie_embeddings
+
+
+@pytest.mark.parametrize(
+    "changes", [{"use_bidirectional_attention": True}, {"hidden_activation": "gelu"}]
+)
+def test_what_gemma_3_does_not_do_is_refused(changes):
+    (key,) = changes
+    with pytest.raises(InputError, match=f"{key} = .* is not supported"):
+        read("google/gemma-3-270m", **changes)
+
+
 def test_queries_grow_with_positions_in_the_text_part_of_ministral_3():
     text = {"model_type": "ministral3", "num_attention_heads": 32, "num_key_value_heads": 8}
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
@@ -159,7 +185,12 @@ BILLIONS = {
     "ibm-granite/granite-4.0-micro": 3.40,
     "inceptionai/Jais-2-8B-Chat": 8.09,
     "internlm/internlm3-8b-instruct": 8.80,
+    "google/gemma-2-2b": 2.61,
+    "google/gemma-3-1b-it": 1.00,
+    "google/gemma-3-270m": 0.268,
+    "google/gemma-3-4b-it": 3.88,
     "kyutai/helium-1-2b": 2.02,
+    "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B": 14.74,
     "mistralai/Ministral-3-8B-Instruct-2512": 8.49,
     "stabilityai/stablelm-2-12b-chat": 12.1,
     "stabilityai/stablelm-2-1_6b-chat": 1.64,

@@ -682,6 +682,32 @@ def small_cases() -> dict[str, Case]:
             shared_intermediate_size=48,
         ),
         "helium": case("helium", {}, head_dim=8),
+        # Logits are multiplied by what those of Granite are divided by.
+        "hyperclovax": case(
+            "hyperclovax",
+            {
+                name: without(**{name: 1.0})
+                for name in ("embedding_multiplier", "logits_scaling", "residual_multiplier")
+            }
+            | {f"norm {number}": _filling(f"post_norm{number}.weight", 1.0) for number in (1, 2)},
+            attention_multiplier=0.5,
+            embedding_multiplier=3.0,
+            logits_scaling=0.25,
+            residual_multiplier=0.5,
+        ),
+        "vaultgemma": case(
+            "vaultgemma",
+            {
+                "window": without(sliding_window=64),
+                "norm": _filling("pre_feedforward_layernorm.weight", 1.0),
+            },
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            query_pre_attn_scalar=16,
+            sliding_window=12,
+            tie_word_embeddings=True,
+            **gemma,
+        ),
         "hunyuan": case(
             "hunyuan_v1_dense",
             {

@@ -43,7 +43,12 @@ EXAONE4 = Family(name="exaone4", read=_dense, layout=TensorLayout(modules=NORMS_
 EXAONE_MOE = Family(
     name="exaone_moe",
     read=_moe,
-    defaults={"first_k_dense_replace": 1, "norm_topk_prob": True, "sliding_window": 4096},
+    defaults={
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": 4096,
+    },
     renamed={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
     layout=TensorLayout(
         modules={"mlp.gate": ("mlp.router",), "mlp": ("mlp.router",)} | SHARED_EXPERTS,

@@ -108,7 +108,9 @@ class Family:
     def reader(self, config: Mapping[str, Any], source: str) -> ConfigReader:
         """The config.json of the decoder with the usual keys."""
         if self.part in config:
-            config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config[self.part]}
+            tied = "tie_word_embeddings"
+            outer = {} if config.get(tied) is None else {tied: config[tied]}
+            config = {**outer, **config[self.part]}
         if self.local_rope:
             config = _with_local_rope(config, source)
         renamed = {usual: config[key] for key, usual in self.renamed.items() if key in config}

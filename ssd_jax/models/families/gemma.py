@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3, of which only the text part."""
+"""Gemma 1, 2 and 3, of which only the text part; VaultGemma is Gemma 2 without norms after."""
 
 import dataclasses
 import math
@@ -20,7 +20,8 @@ _NORMS = {
 def _gemma(config: ConfigReader) -> dict[str, Any]:
     # Early files of Gemma 1 say gelu in one key; the model was trained with the approximation.
     activations = {config.get("hidden_act"), config.get("hidden_activation")}
-    if not activations <= {None, "gelu", _TANH}:
+    early = {"gelu"} if config.get("model_type") == "gemma" else set()
+    if not activations <= {None, _TANH} | early:
         raise config.unsupported("hidden_activation", activations)
     bias = config.flag("attention_bias")
     scale = config.get("query_pre_attn_scalar")
@@ -46,9 +47,14 @@ def _gemma2(config: ConfigReader) -> dict[str, Any]:
     return _gemma(config) | caps | pattern | {"norm_placement": "both"}
 
 
+def _vault(config: ConfigReader) -> dict[str, Any]:
+    return _gemma2(config) | {"norm_placement": "pre"}
+
+
 def _gemma3(config: ConfigReader) -> dict[str, Any]:
     layers, every = range(config.count("num_hidden_layers")), config.count("sliding_window_pattern")
-    pattern = windows(config, default=[(layer + 1) % every != 0 for layer in layers])
+    default = [(layer + 1) % every != 0 for layer in layers]
+    pattern = windows(config, default=default, always=True)
     if pattern:
         pattern["window_rope_theta"] = float(config.positive(LOCAL_THETA))
     return _gemma(config) | pattern | {"qk_norm": True, "norm_placement": "both"}
@@ -57,19 +63,15 @@ def _gemma3(config: ConfigReader) -> dict[str, Any]:
 _DEFAULTS: dict[str, Any] = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 GEMMA = Family(name="gemma", read=_gemma, defaults=_DEFAULTS, layout=TensorLayout(norm_offset=1.0))
 _LAYOUT = TensorLayout(modules=_NORMS, norm_offset=1.0)
-GEMMA2 = Family(
-    name="gemma2",
-    read=_gemma2,
-    defaults=_DEFAULTS
-    | {
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "sliding_window": 4096,
-        "max_position_embeddings": 8192,
-    },
-    layout=_LAYOUT,
-)
+_GEMMA2 = _DEFAULTS | {
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+    "max_position_embeddings": 8192,
+}
+GEMMA2 = Family(name="gemma2", read=_gemma2, defaults=_GEMMA2, layout=_LAYOUT)
+VAULTGEMMA = Family(name="vaultgemma", read=_vault, defaults=_GEMMA2, layout=_LAYOUT)
 _GEMMA3 = _DEFAULTS | {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,

@@ -1,5 +1,9 @@
-"""Granite 3 and 4: llama with four multipliers; some of Granite 3 have experts."""
+"""Granite 3 and 4: llama with four multipliers; some of Granite 3 have experts.
 
+HyperCLOVA X has norms after attention and feed-forward, too.
+"""
+
+import dataclasses
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
@@ -41,7 +45,27 @@ def _read_hybrid(config: ConfigReader) -> dict[str, Any]:
     return _read(config) | rotated | {"intermediate_size": config.count("shared_intermediate_size")}
 
 
+def _read_hyperclovax(config: ConfigReader) -> dict[str, Any]:
+    """Logits are multiplied, not divided, by `logits_scaling`; scores are scaled as usual if the
+    file does not say how."""
+    scores, read = config.get("attention_multiplier"), _read(config)
+    multipliers = dataclasses.replace(
+        read["multipliers"],
+        scores=None if scores is None else float(scores),
+        logits=float(config.positive("logits_scaling", 1.0)),
+    )
+    norms = "both" if config.flag("use_post_norm", default=True) else "pre"
+    return read | {"multipliers": multipliers, "norm_placement": norms}
+
+
 GRANITE = Family(name="granite", read=_read)
+HYPERCLOVAX = Family(
+    name="hyperclovax",
+    read=_read_hyperclovax,
+    layout=TensorLayout(
+        modules={"post_norm1": ("attention_output_norm",), "post_norm2": ("mlp_output_norm",)}
+    ),
+)
 GRANITE_HYBRID = Family(
     name="granitemoehybrid",
     read=_read_hybrid,

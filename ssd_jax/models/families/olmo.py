@@ -27,7 +27,7 @@ def _olmo2(config: ConfigReader) -> dict[str, Any]:
 
 def _olmo3(config: ConfigReader) -> dict[str, Any]:
     default = [(layer + 1) % 4 != 0 for layer in range(config.count("num_hidden_layers"))]
-    pattern = windows(config, default=default)
+    pattern = windows(config, default=default, always=True)
     if pattern:
         theta = config.get(LOCAL_THETA) or config.positive("rope_theta", _THETA)
         pattern["window_rope_theta"] = float(theta)

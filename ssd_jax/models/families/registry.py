@@ -13,10 +13,10 @@ from ssd_jax.models.families.dots import DOTS1
 from ssd_jax.models.families.ernie import ERNIE, ERNIE_MOE
 from ssd_jax.models.families.exaone import EXAONE4, EXAONE_MOE
 from ssd_jax.models.families.family import Family
-from ssd_jax.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
+from ssd_jax.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, VAULTGEMMA
 from ssd_jax.models.families.glm import GLM, GLM4, GLM4_MOE
 from ssd_jax.models.families.gpt_oss import GPT_OSS
-from ssd_jax.models.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
+from ssd_jax.models.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE, HYPERCLOVAX
 from ssd_jax.models.families.helium import HELIUM
 from ssd_jax.models.families.hunyuan import HUNYUAN, HUNYUAN_MOE, HUNYUAN_V3
 from ssd_jax.models.families.internlm3 import INTERNLM3
@@ -65,6 +65,7 @@ FAMILIES = {
         GRANITE,
         GRANITE_HYBRID,
         GRANITE_MOE,
+        HYPERCLOVAX,
         PHI3,
         OLMO2,
         OLMO3,
@@ -98,6 +99,7 @@ FAMILIES = {
         STARCODER2,
         GEMMA,
         GEMMA2,
+        VAULTGEMMA,
         GEMMA3_TEXT,
         GEMMA3,
     )

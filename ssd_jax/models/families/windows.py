@@ -11,23 +11,25 @@ _WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 
 def windows(
-    config: ConfigReader, *, default: Sequence[bool] | None = None, key: str = "sliding_window"
+    config: ConfigReader, *, default: Sequence[bool] | None = None, always: bool = False
 ) -> dict[str, Any]:
     """The layers with a window, and its size; none where it is as long as the model's context.
 
     Args:
       default: whether each layer has one, where `layer_types` is missing; None is all.
+      always: whether they differ in more than the window, and so are told apart however long it is.
 
     Raises:
       InputError: `layer_types` has an unknown kind of attention, or not one for each layer.
     """
-    windows, size = windowed(config, default=default), config.get(key)
-    if size is None or not any(windows):
+    key, windows = "sliding_window", windowed(config, default=default)
+    if config.get(key) is None or not any(windows):
         return {}
-    if config.count(key) >= config.count("max_position_embeddings"):
+    size = config.count(key)
+    if size >= config.count("max_position_embeddings") and not always:
         return {}
     kinds = tuple("window" if window else "full" for window in windows)
-    return {"layer_kinds": kinds, "window": config.count(key)}
+    return {"layer_kinds": kinds, "window": size}
 
 
 def rotated_windows(

@@ -201,7 +201,6 @@ def test_other_pre_tokenizers_are_refused():
         ("exaone-moe", ["An iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
         ("deepseek-coder", ["An", " iPhoneCase", "'", "S", " ", "1", "2", "3", "4", "!/", "\n"]),
         ("hunyuan-dense", ["An", " iPhoneCase", "'S", " ", "123", "4", "!/\n"]),
-        ("exaone-moe", ["An iPhoneCase", "'S", " ", "1", "2", "3", "4", "!/\n"]),
     ],
 )
 def test_words_are_cut_as_the_models_own_pre_tokenizers_cut_them(pre, pieces):
