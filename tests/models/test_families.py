@@ -99,6 +99,21 @@ def test_what_gemma_3_does_not_do_is_refused(changes):
         read("google/gemma-3-270m", **changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("zai-org/GLM-4.5", "norm_topk_prob", True),
+        ("LGAI-EXAONE/K-EXAONE-236B-A23B", "routed_scaling_factor", 2.5),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "rope_theta", 1e6),
+        ("MiniMaxAI/MiniMax-M2", "rope_theta", 5e6),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "rope_theta", 1e6),
+    ],
+)
+def test_a_key_that_is_missing_has_the_value_that_transformers_gives_it(name, key, value):
+    without = {k: v for k, v in CONFIGURATIONS[name].items() if k != key}
+    assert ModelConfig.from_hf(without) == read(name, **{key: value})
+
+
 def test_queries_grow_with_positions_in_the_text_part_of_ministral_3():
     text = {"model_type": "ministral3", "num_attention_heads": 32, "num_key_value_heads": 8}
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}

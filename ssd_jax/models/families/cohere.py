@@ -52,5 +52,11 @@ def _read2(config: ConfigReader) -> dict[str, Any]:
 _DEFAULTS = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}
 _RENAMED = {"layer_norm_eps": "rms_norm_eps"}
 _LAYOUT = TensorLayout(rotates_neighbours=True)
-COHERE = Family(name="cohere", read=_read, defaults=_DEFAULTS, renamed=_RENAMED, layout=_LAYOUT)
+COHERE = Family(
+    name="cohere",
+    read=_read,
+    defaults=_DEFAULTS | {"rope_theta": 500000.0},
+    renamed=_RENAMED,
+    layout=_LAYOUT,
+)
 COHERE2 = Family(name="cohere2", read=_read2, defaults=_DEFAULTS, renamed=_RENAMED, layout=_LAYOUT)

@@ -44,6 +44,7 @@ GLM4 = Family(
 GLM4_MOE = Family(
     name="glm4_moe",
     read=_glm4_moe,
+    defaults={"norm_topk_prob": True},
     layout=TensorLayout(
         modules={"mlp.gate": ("mlp.router",)} | SHARED_EXPERTS,
         experts=EXPERTS_APART,

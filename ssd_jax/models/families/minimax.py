@@ -38,6 +38,7 @@ def _read(config: ConfigReader) -> dict[str, Any]:
 MINIMAX_M2 = Family(
     name="minimax_m2",
     read=_read,
+    defaults={"rope_theta": 5e6},
     layout=TensorLayout(
         modules={"block_sparse_moe.gate": ("mlp.router",), "block_sparse_moe": ("mlp.router",)},
         experts=MIXTRAL_EXPERTS,

@@ -26,6 +26,7 @@ MISTRAL3 = Family(
 MIXTRAL = Family(
     name="mixtral",
     read=_mixtral,
+    defaults={"rope_theta": 1e6},
     layout=TensorLayout(
         modules={"block_sparse_moe.gate": ("mlp.router",)},
         experts=MIXTRAL_EXPERTS,

@@ -77,8 +77,9 @@ _LAYOUT = TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_AP
 QWEN2_MOE = Family(name="qwen2_moe", read=_qwen2_moe, layout=_LAYOUT)
 QWEN3_MOE = Family(name="qwen3_moe", read=_qwen3_moe, layout=_LAYOUT)
 _TEXT = TensorLayout(prefixes=TEXT_PREFIXES)
-QWEN2_VL = Family(name="qwen2_vl", read=_qwen2, part="text_config", layout=_TEXT)
-QWEN2_5_VL = Family(name="qwen2_5_vl", read=_qwen2, part="text_config", layout=_TEXT)
+_SEEING: dict[str, Any] = {"read": _qwen2, "part": "text_config", "layout": _TEXT}
+QWEN2_VL = Family(name="qwen2_vl", defaults={"rope_theta": 1e6}, **_SEEING)
+QWEN2_5_VL = Family(name="qwen2_5_vl", defaults={"rope_theta": 1e6}, **_SEEING)
 QWEN3_VL = Family(name="qwen3_vl", read=_qwen3, part="text_config", layout=_TEXT)
 QWEN3_VL_MOE = Family(
     name="qwen3_vl_moe",
