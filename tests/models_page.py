@@ -17,11 +17,10 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from ssd_jax.checkpoints.gguf import families as gguf_families
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
-from ssd_jax.models.families.registry import FAMILIES, MISSING
+from ssd_jax.models.families.registry import ARCHITECTURES, FAMILIES, MISSING
 from ssd_jax.tools.aot.parts import ChipSlice, compile_program
 from ssd_jax.tools.aot.programs import Sizes, of_target
 from tests.models.golden import our_logits
@@ -31,7 +30,7 @@ from tests.support import EVIDENCE, Note, Place, merged, places, versions
 from tests.tools.aot import specs
 
 NOTES, PAGE = EVIDENCE.with_name("models.json"), EVIDENCE.with_name("models.md")
-GGUF = {family.model_type: "read" for family in gguf_families.FAMILIES.values()} | {
+GGUF = {model_type: "read" for model_type, _ in ARCHITECTURES.values()} | {
     "mistral": "read, as llama or mistral3",
     "mistral3": "read, as llama or mistral3",
     "mixtral": "read, as llama",

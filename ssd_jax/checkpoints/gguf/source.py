@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from ssd_jax.checkpoints.gguf.config import family_of, has_predicting_layers, model_config
-from ssd_jax.checkpoints.gguf.families import GgufFamily
+from ssd_jax.checkpoints.gguf.config import architecture_of, has_predicting_layers, model_config
 from ssd_jax.checkpoints.gguf.header import read_header
 from ssd_jax.checkpoints.gguf.tensors import GgufTensors
 from ssd_jax.checkpoints.weights.layout import arranged
@@ -19,6 +18,7 @@ from ssd_jax.checkpoints.weights.places import has_place, no_place
 from ssd_jax.checkpoints.weights.tensors import ForwardedTensors, Index, TensorSource
 from ssd_jax.errors import InputError
 from ssd_jax.models.config import ModelConfig
+from ssd_jax.models.families.family import GgufArchitecture
 from ssd_jax.models.mechanisms import XIELU_LARGEST, XIELU_SLOPE
 from ssd_jax.system.files import GET_AGAIN, shown
 
@@ -79,17 +79,17 @@ class GGUFFile(ForwardedTensors):
                 f"{path} is one of {shown(parts)} parts; join them with llama.cpp's "
                 "`llama-gguf-split --merge`"
             )
-        stored, family = GgufTensors(path, header.tensors), family_of(header, where=str(path))
-        divisors = {
-            name: _divisors(stored, name, path) for name in family.divisors if name in stored.shapes
-        }
+        stored = GgufTensors(path, header.tensors)
+        _, architecture = architecture_of(header, where=str(path))
+        present = stored.shapes.keys() & {*architecture.divisors}
+        divisors = {name: _divisors(stored, name, path) for name in present}
         self.config = model_config(header, divisors, where=str(path))
         names = [name for name in stored.shapes if name not in divisors]
         if has_predicting_layers(header):
             names = [name for name in names if _layer(name) < self.config.num_layers]
-        renamed = _Renamed(stored, _by_module(names, family, self.config, path))
-        tensors = arranged(renamed, self.config, family.layout, where=str(path))
-        if family.activations:
+        renamed = _Renamed(stored, _by_module(names, architecture, self.config, path))
+        tensors = arranged(renamed, self.config, architecture.layout, where=str(path))
+        if architecture.activations:
             tensors = _WithNumbers(tensors, _xielu(header.metadata, self.config, path))
         super().__init__(tensors)
 
@@ -174,9 +174,9 @@ def _divisors(stored: TensorSource, name: str, path: Path) -> np.ndarray:
 
 
 def _by_module(
-    names: Iterable[str], family: GgufFamily, config: ModelConfig, path: Path
+    names: Iterable[str], architecture: GgufArchitecture, config: ModelConfig, path: Path
 ) -> dict[str, str]:
-    """ggml's names by Hugging Face's; of matrices that hold several, as `family.layout` has them.
+    """ggml's names by Hugging Face's; of matrices that hold several, as the layout has them.
 
     llama.cpp adds any biases that a file has.
 
@@ -186,8 +186,9 @@ def _by_module(
     by_module: dict[str, str] = {}
     places: set[str] = set()
     for name in names:
-        prefix, module, kind = _split(name, family)
-        parts = [f"{prefix}{part}.{kind}" for part in family.layout.modules.get(module, (module,))]
+        prefix, module, kind = _split(name, architecture)
+        modules = architecture.layout.modules.get(module, (module,))
+        parts = [f"{prefix}{part}.{kind}" for part in modules]
         if not module or not all(has_place(part, config) for part in parts):
             raise no_place(name, str(path))
         if twice := sorted(places.intersection(parts)):
@@ -197,7 +198,7 @@ def _by_module(
     return by_module
 
 
-def _split(name: str, family: GgufFamily) -> tuple[str, str, str]:
+def _split(name: str, architecture: GgufArchitecture) -> tuple[str, str, str]:
     """Of ggml's name of a tensor, Hugging Face's of its layer and module, and of the tensor there,
     mostly weight or bias; nothing if there is no such module."""
     match = _NAME.fullmatch(name)
@@ -210,4 +211,4 @@ def _split(name: str, family: GgufFamily) -> tuple[str, str, str]:
         return "", "", ""
     if layer is None:
         return "", _MODULES.get(part, ""), kind
-    return f"model.layers.{layer}.", {**_LAYER_MODULES, **family.modules}.get(part, ""), kind
+    return f"model.layers.{layer}.", {**_LAYER_MODULES, **architecture.modules}.get(part, ""), kind

@@ -3,7 +3,8 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, TensorLayout
+from ssd_jax.models.families.family import Family, GgufArchitecture, TensorLayout
+from ssd_jax.models.families.gguf_rope import FREQUENCIES
 from ssd_jax.models.mechanisms import XIELU_LARGEST, XIELU_SLOPE
 
 
@@ -26,4 +27,5 @@ APERTUS = Family(
         },
         constants={"mlp.act_fn.beta": XIELU_SLOPE, "mlp.act_fn.eps": XIELU_LARGEST},
     ),
+    gguf=GgufArchitecture(name="apertus", divisors=(FREQUENCIES,), activations=True),
 )

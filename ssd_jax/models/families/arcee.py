@@ -3,7 +3,8 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, biases
+from ssd_jax.models.families.family import NEIGHBOURS, Family, GgufArchitecture, biases
+from ssd_jax.models.families.gguf_rope import FREQUENCIES
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -13,4 +14,9 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     return biases(config) | {"activation": "relu2", "gated": False}
 
 
-ARCEE = Family(name="arcee", read=_read, defaults={"hidden_act": "relu2"})
+ARCEE = Family(
+    name="arcee",
+    read=_read,
+    defaults={"hidden_act": "relu2"},
+    gguf=GgufArchitecture(name="arcee", layout=NEIGHBOURS, divisors=(FREQUENCIES,)),
+)

@@ -7,7 +7,8 @@ rotated, and the others are not.
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, TensorLayout
+from ssd_jax.models.families.family import NEIGHBOURS, Family, GgufArchitecture
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.families.windows import rotated_windows
 from ssd_jax.models.mechanisms import Multipliers
 
@@ -49,14 +50,31 @@ def _read2(config: ConfigReader) -> dict[str, Any]:
     return read | rotated_windows(config, default=default, context=read["max_context"])
 
 
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    norms = keys.has_tensor("blk.0.attn_q_norm.weight")
+    return {"logit_scale": keys.number("logit_scale"), "use_qk_norm": norms}
+
+
+def _gguf2(keys: GgufKeys) -> dict[str, Any]:
+    window = keys.count("attention.sliding_window")
+    return {"logit_scale": keys.number("logit_scale"), **keys.windows(window, period=4)}
+
+
 _DEFAULTS = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}
 _RENAMED = {"layer_norm_eps": "rms_norm_eps"}
-_LAYOUT = TensorLayout(rotates_neighbours=True)
 COHERE = Family(
     name="cohere",
     read=_read,
     defaults=_DEFAULTS | {"rope_theta": 500000.0},
     renamed=_RENAMED,
-    layout=_LAYOUT,
+    layout=NEIGHBOURS,
+    gguf=GgufArchitecture(name="command-r", read=_gguf, layout=NEIGHBOURS, layer_norm=True),
 )
-COHERE2 = Family(name="cohere2", read=_read2, defaults=_DEFAULTS, renamed=_RENAMED, layout=_LAYOUT)
+COHERE2 = Family(
+    name="cohere2",
+    read=_read2,
+    defaults=_DEFAULTS,
+    renamed=_RENAMED,
+    layout=NEIGHBOURS,
+    gguf=GgufArchitecture(name="cohere2", read=_gguf2, layout=NEIGHBOURS, layer_norm=True),
+)

@@ -7,9 +7,11 @@ from ssd_jax.models.families.family import (
     EXPERTS_APART,
     SHARED_EXPERTS,
     Family,
+    GgufArchitecture,
     TensorLayout,
     sigmoid_experts,
 )
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.families.windows import windows
 
 
@@ -27,4 +29,5 @@ DOTS1 = Family(
     layout=TensorLayout(
         modules={"mlp.gate": ("mlp.router",)} | SHARED_EXPERTS, experts=EXPERTS_APART
     ),
+    gguf=GgufArchitecture(name="dots1", read=GgufKeys.sigmoid_experts),
 )

@@ -3,7 +3,15 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import EXPERTS_APART, SHARED_EXPERTS, Family, TensorLayout
+from ssd_jax.models.families.family import (
+    EXPERTS_APART,
+    NEIGHBOURS,
+    SHARED_EXPERTS,
+    Family,
+    GgufArchitecture,
+    TensorLayout,
+)
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.mechanisms import Experts
 
 _DEFAULTS = {"rope_theta": 500000.0, "tie_word_embeddings": True}
@@ -40,11 +48,36 @@ def _read_moe(config: ConfigReader) -> dict[str, Any]:
     return {"experts": experts.of_layers(layers)}
 
 
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "use_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "attention_bias": None,
+        "mlp_bias": None,
+    }
+
+
+def _gguf_moe(keys: GgufKeys) -> dict[str, Any]:
+    size = keys.count("expert_feed_forward_length")
+    shared = keys.count_or_zero("expert_shared_count")
+    keys.require("expert_shared_feed_forward_length", (None, shared * size))
+    return (
+        _gguf(keys)
+        | keys.experts("moe_num_experts", "moe_k")
+        | {
+            "moe_intermediate_size": size,
+            "moe_num_shared_experts": shared,
+            "moe_layer_start_index": keys.get("leading_dense_block_count", 0),
+            "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
+        }
+    )
+
+
 ERNIE = Family(
     name="ernie4_5",
     read=_read,
     defaults=_DEFAULTS | {"head_dim": 128},
-    layout=TensorLayout(rotates_neighbours=True),
+    layout=NEIGHBOURS,
+    gguf=GgufArchitecture(name="ernie4_5", read=_gguf, layout=NEIGHBOURS),
 )
 ERNIE_MOE = Family(
     name="ernie4_5_moe",
@@ -60,5 +93,10 @@ ERNIE_MOE = Family(
         rotates_neighbours=True,
         experts=EXPERTS_APART,
         axes={_CORRECTION: 1},
+    ),
+    gguf=GgufArchitecture(
+        name="ernie4_5-moe",
+        read=_gguf_moe,
+        layout=TensorLayout(rotates_neighbours=True, axes={_CORRECTION: 1}),
     ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.mechanisms import Experts
 
 
@@ -56,6 +57,7 @@ class TensorLayout:
     constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+NEIGHBOURS = TensorLayout(rotates_neighbours=True)
 QKV_JOINED = {"self_attn.qkv_proj": tuple(f"self_attn.{part}_proj" for part in "qkv")}
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 """Of the decoders in models that see images."""
@@ -65,6 +67,13 @@ NORMS_BEHIND = {
     "post_feedforward_layernorm": ("mlp_output_norm",),
 }
 """Files whose norms are those of what attention and feed-forward add."""
+GGUF_BOTH_NORMS = {
+    "post_attention_norm": "attention_output_norm",
+    "post_ffw_norm": "mlp_output_norm",
+}
+GGUF_NORM_BEFORE = {"post_attention_norm": "post_attention_layernorm"}
+"""Of GGUF files: norms of what attention and feed-forward give, and the one before the feed-forward
+under the first name of these."""
 EXPERTS_APART = {
     f"mlp.experts.*.{part}_proj": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")
 }
@@ -82,6 +91,34 @@ SHARED_EXPERTS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GgufArchitecture:
+    """How llama.cpp's converter writes what config.json says.
+
+    Attributes:
+      name: llama.cpp's.
+      read: from the header, keys of a config.json that only this architecture has; they may take
+        the place of others, `model_type` too.
+      modules: llama.cpp's names of modules in a layer that are Hugging Face's, or this package's,
+        only here.
+      layout: matrices that hold several, and whether the rotated dimensions of q and k heads are
+        stored as neighbours, as llama.cpp's RoPE rotates them there. Norms have no offset.
+      divisors: the tensors with numbers by which frequencies of RoPE are divided.
+      partial_rotary: whether `rope.dimension_count` may be less than a head has.
+      layer_norm: whether norms subtract the mean.
+      activations: whether the header has parameters of every layer's activation.
+    """
+
+    name: str
+    read: Callable[[GgufKeys], Mapping[str, Any]] = lambda _: {}
+    modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layout: TensorLayout = TensorLayout()
+    divisors: tuple[str, ...] = ()
+    partial_rotary: bool = False
+    layer_norm: bool = False
+    activations: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """A line of models with one `model_type`.
 
@@ -95,6 +132,8 @@ class Family:
       part: key of its config.json under which that of the decoder is, where there is such a key;
         empty if it is all of it.
       layout: of its safetensors files.
+      gguf: the architecture of its GGUF files; None if they have another family's, or there are
+        none.
     """
 
     name: str
@@ -104,6 +143,7 @@ class Family:
     local_rope: bool = False
     part: str = ""
     layout: TensorLayout = TensorLayout()
+    gguf: GgufArchitecture | None = None
 
     def reader(self, config: Mapping[str, Any], source: str) -> ConfigReader:
         """The config.json of the decoder with the usual keys."""

@@ -5,7 +5,15 @@ import math
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import LOCAL_THETA, TEXT_PREFIXES, Family, TensorLayout
+from ssd_jax.models.families.family import (
+    GGUF_BOTH_NORMS,
+    LOCAL_THETA,
+    TEXT_PREFIXES,
+    Family,
+    GgufArchitecture,
+    TensorLayout,
+)
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Multipliers
 
@@ -60,8 +68,39 @@ def _gemma3(config: ConfigReader) -> dict[str, Any]:
     return _gemma(config) | pattern | {"qk_norm": True, "norm_placement": "both"}
 
 
+def _gguf2(keys: GgufKeys) -> dict[str, Any]:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {
+        **{cap: keys.number(cap) for cap in caps if keys.get(cap) is not None},
+        "query_pre_attn_scalar": _query_scalar(keys, layers=46),
+        **keys.windows(keys.count("attention.sliding_window", 4096), period=2),
+    }
+
+
+def _gguf3(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(keys, layers=62),
+        LOCAL_THETA: keys.number("rope.freq_base_swa", 10000.0),
+        **keys.windows(keys.get("attention.sliding_window"), period=6),
+    }
+
+
+def _query_scalar(keys: GgufKeys, *, layers: int) -> int:
+    """What queries are divided by the root of: only the model of 27 B, which llama.cpp knows by its
+    layers, has another one than the dimensions of a head."""
+    if keys["block_count"] == layers:
+        return keys.count("embedding_length") // keys.count("attention.head_count")
+    return keys.head_dim
+
+
 _DEFAULTS: dict[str, Any] = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
-GEMMA = Family(name="gemma", read=_gemma, defaults=_DEFAULTS, layout=TensorLayout(norm_offset=1.0))
+GEMMA = Family(
+    name="gemma",
+    read=_gemma,
+    defaults=_DEFAULTS,
+    layout=TensorLayout(norm_offset=1.0),
+    gguf=GgufArchitecture(name="gemma"),
+)
 _LAYOUT = TensorLayout(modules=_NORMS, norm_offset=1.0)
 _GEMMA2 = _DEFAULTS | {
     "query_pre_attn_scalar": 256,
@@ -70,7 +109,13 @@ _GEMMA2 = _DEFAULTS | {
     "sliding_window": 4096,
     "max_position_embeddings": 8192,
 }
-GEMMA2 = Family(name="gemma2", read=_gemma2, defaults=_GEMMA2, layout=_LAYOUT)
+GEMMA2 = Family(
+    name="gemma2",
+    read=_gemma2,
+    defaults=_GEMMA2,
+    layout=_LAYOUT,
+    gguf=GgufArchitecture(name="gemma2", read=_gguf2, modules=GGUF_BOTH_NORMS),
+)
 VAULTGEMMA = Family(name="vaultgemma", read=_vault, defaults=_GEMMA2, layout=_LAYOUT)
 _GEMMA3 = _DEFAULTS | {
     "query_pre_attn_scalar": 256,
@@ -85,7 +130,12 @@ _GEMMA3 = _DEFAULTS | {
     "vocab_size": 262208,
 }
 GEMMA3_TEXT = Family(
-    name="gemma3_text", read=_gemma3, defaults=_GEMMA3, local_rope=True, layout=_LAYOUT
+    name="gemma3_text",
+    read=_gemma3,
+    defaults=_GEMMA3,
+    local_rope=True,
+    layout=_LAYOUT,
+    gguf=GgufArchitecture(name="gemma3", read=_gguf3, modules=GGUF_BOTH_NORMS),
 )
 GEMMA3 = Family(
     name="gemma3",

@@ -3,7 +3,15 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import ExpertArrays, Family, TensorLayout
+from ssd_jax.models.families.family import (
+    GGUF_NORM_BEFORE,
+    ExpertArrays,
+    Family,
+    GgufArchitecture,
+    TensorLayout,
+)
+from ssd_jax.models.families.gguf_keys import GgufKeys
+from ssd_jax.models.families.gguf_rope import rope_scaling
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Experts
 
@@ -33,6 +41,17 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    scaling = rope_scaling(keys)
+    if scaling is not None and scaling["rope_type"] == "yarn":
+        scaling["truncate"] = False  # files do not say it
+    return keys.experts("num_local_experts") | {
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "rope_scaling": scaling,
+        **keys.windows(keys.get("attention.sliding_window"), period=2),
+    }
+
+
 GPT_OSS = Family(
     name="gpt_oss",
     read=_read,
@@ -45,4 +64,5 @@ GPT_OSS = Family(
             interleaved=True,
         )
     ),
+    gguf=GgufArchitecture(name="gpt-oss", read=_gguf, modules=GGUF_NORM_BEFORE),
 )

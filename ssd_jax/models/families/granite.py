@@ -7,7 +7,15 @@ import dataclasses
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import ExpertArrays, Family, TensorLayout, biases
+from ssd_jax.models.families.family import (
+    NEIGHBOURS,
+    ExpertArrays,
+    Family,
+    GgufArchitecture,
+    TensorLayout,
+    biases,
+)
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.mechanisms import Experts, Multipliers
 
 
@@ -58,7 +66,33 @@ def _read_hyperclovax(config: ConfigReader) -> dict[str, Any]:
     return read | {"multipliers": multipliers, "norm_placement": norms}
 
 
-GRANITE = Family(name="granite", read=_read)
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    keys.require("rope.scaling.finetuned", (None, True))  # false is a decoder without RoPE
+    settings = {
+        name: keys.number(key)
+        for key, name in (
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+        )
+        if keys.get(key)
+    }
+    return {
+        "attention_multiplier": keys.head_dim**-0.5,
+        "logits_scaling": keys.number("logit_scale"),
+        **settings,
+    }
+
+
+def _gguf_moe(keys: GgufKeys) -> dict[str, Any]:
+    return _gguf(keys) | keys.experts("num_local_experts")
+
+
+GRANITE = Family(
+    name="granite",
+    read=_read,
+    gguf=GgufArchitecture(name="granite", read=_gguf, layout=NEIGHBOURS),
+)
 HYPERCLOVAX = Family(
     name="hyperclovax",
     read=_read_hyperclovax,
@@ -88,4 +122,5 @@ GRANITE_MOE = Family(
             }
         ),
     ),
+    gguf=GgufArchitecture(name="granitemoe", read=_gguf_moe, layout=NEIGHBOURS),
 )

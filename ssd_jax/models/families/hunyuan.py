@@ -9,10 +9,12 @@ from ssd_jax.models.config_reader import ConfigReader
 from ssd_jax.models.families.family import (
     EXPERTS_APART,
     Family,
+    GgufArchitecture,
     TensorLayout,
     biases,
     sigmoid_experts,
 )
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.mechanisms import Experts
 
 _NORMS = {
@@ -63,13 +65,42 @@ def _alike(config: ConfigReader, key: str, default: int) -> int:
     return config.count(key, default)
 
 
-HUNYUAN = Family(name="hunyuan_v1_dense", read=_dense, layout=TensorLayout(modules=_NORMS))
+def _gguf_moe(keys: GgufKeys) -> dict[str, Any]:
+    size = keys.count("expert_feed_forward_length")
+    keys.require("expert_shared_count", (None, 1))
+    keys.require("expert_shared_feed_forward_length", (None, size))
+    return keys.experts("num_experts", "moe_topk") | {"intermediate_size": size}
+
+
+def _gguf_v3(keys: GgufKeys) -> dict[str, Any]:
+    layers, experts = keys.layers, keys.sigmoid_experts()
+    size = experts["moe_intermediate_size"]
+    shared = keys.count("expert_shared_feed_forward_length", size)
+    if shared % size:
+        raise keys.error(
+            "expert_shared_feed_forward_length", f" = {shared} is no multiple of {size} channels"
+        )
+    dense = [keys.has_tensor(f"blk.{layer}.ffn_up.weight") for layer in range(layers)]
+    return experts | {
+        "num_hidden_layers": layers,
+        "n_shared_experts": shared // size,
+        "mlp_layer_types": ["dense" if is_dense else "sparse" for is_dense in dense],
+    }
+
+
+HUNYUAN = Family(
+    name="hunyuan_v1_dense",
+    read=_dense,
+    layout=TensorLayout(modules=_NORMS),
+    gguf=GgufArchitecture(name="hunyuan-dense"),
+)
 HUNYUAN_MOE = Family(
     name="hunyuan_v1_moe",
     read=_moe,
     layout=TensorLayout(
         modules=_NORMS | _SHARED | {"mlp.gate.wg": ("mlp.router",)}, experts=EXPERTS_APART
     ),
+    gguf=GgufArchitecture(name="hunyuan-moe", read=_gguf_moe),
 )
 HUNYUAN_V3 = Family(
     name="hy_v3",
@@ -85,4 +116,5 @@ HUNYUAN_V3 = Family(
         experts=EXPERTS_APART,
         left_out="eh_proj",
     ),
+    gguf=GgufArchitecture(name="hy_v3", read=_gguf_v3),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, biases
+from ssd_jax.models.families.family import Family, GgufArchitecture, biases
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -18,4 +18,5 @@ JAIS2 = Family(
     read=_read,
     defaults={"hidden_act": "relu2", "attention_bias": True, "mlp_bias": True},
     renamed={"layer_norm_eps": "rms_norm_eps"},
+    gguf=GgufArchitecture(name="jais2", layer_norm=True),
 )

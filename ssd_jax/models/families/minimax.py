@@ -3,7 +3,14 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import MIXTRAL_EXPERTS, Family, TensorLayout, partial_rotary
+from ssd_jax.models.families.family import (
+    MIXTRAL_EXPERTS,
+    Family,
+    GgufArchitecture,
+    TensorLayout,
+    partial_rotary,
+)
+from ssd_jax.models.families.gguf_keys import SIGMOID, GgufKeys
 from ssd_jax.models.mechanisms import Experts
 
 _ONLY = {
@@ -35,6 +42,12 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     return rotary | {"qk_norm": True, "joint_qk_norm": True, "experts": experts}
 
 
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    keys.require("expert_gating_func", (SIGMOID,))
+    size = keys.count("expert_feed_forward_length")
+    return keys.experts("num_local_experts") | {"intermediate_size": size}
+
+
 MINIMAX_M2 = Family(
     name="minimax_m2",
     read=_read,
@@ -43,4 +56,5 @@ MINIMAX_M2 = Family(
         modules={"block_sparse_moe.gate": ("mlp.router",), "block_sparse_moe": ("mlp.router",)},
         experts=MIXTRAL_EXPERTS,
     ),
+    gguf=GgufArchitecture(name="minimax-m2", read=_gguf, partial_rotary=True),
 )

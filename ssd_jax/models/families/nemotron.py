@@ -3,7 +3,13 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, TensorLayout, biases, partial_rotary
+from ssd_jax.models.families.family import (
+    Family,
+    GgufArchitecture,
+    TensorLayout,
+    biases,
+    partial_rotary,
+)
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -20,4 +26,5 @@ NEMOTRON = Family(
     defaults={"hidden_act": "relu2"},
     renamed={"norm_eps": "rms_norm_eps", "rope_percent": "partial_rotary_factor"},
     layout=TensorLayout(norm_offset=1.0),
+    gguf=GgufArchitecture(name="nemotron", partial_rotary=True, layer_norm=True),
 )

@@ -8,12 +8,16 @@ from typing import Any
 from ssd_jax.models.config_reader import ConfigReader
 from ssd_jax.models.families.family import (
     EXPERTS_APART,
+    GGUF_BOTH_NORMS,
     LOCAL_THETA,
     NORMS_BEHIND,
     Family,
+    GgufArchitecture,
     TensorLayout,
     biases,
 )
+from ssd_jax.models.families.gguf_keys import GgufKeys
+from ssd_jax.models.families.gguf_rope import rope_base
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Experts
 
@@ -46,7 +50,20 @@ def _olmoe(config: ConfigReader) -> dict[str, Any]:
     return biases(config) | {"qk_norm": True, "joint_qk_norm": True, "experts": experts}
 
 
-OLMO2 = Family(name="olmo2", read=_olmo2, layout=_LAYOUT)
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    window = keys.get("attention.sliding_window")
+    if not window:
+        return {}
+    local = {LOCAL_THETA: keys.number("rope.freq_base_swa", rope_base(keys))}
+    return {"model_type": "olmo3", **local, **keys.windows(window, period=4)}
+
+
+OLMO2 = Family(
+    name="olmo2",
+    read=_olmo2,
+    layout=_LAYOUT,
+    gguf=GgufArchitecture(name="olmo2", read=_gguf, modules=GGUF_BOTH_NORMS),
+)
 OLMO3 = Family(
     name="olmo3",
     read=_olmo3,
@@ -58,4 +75,5 @@ OLMOE = Family(
     name="olmoe",
     read=_olmoe,
     layout=TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART),
+    gguf=GgufArchitecture(name="olmoe", read=lambda keys: keys.experts("num_experts")),
 )

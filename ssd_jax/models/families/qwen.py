@@ -9,8 +9,10 @@ from ssd_jax.models.families.family import (
     TEXT_PREFIXES,
     ExpertArrays,
     Family,
+    GgufArchitecture,
     TensorLayout,
 )
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.models.families.windows import windows
 from ssd_jax.models.mechanisms import Experts
 
@@ -71,16 +73,73 @@ def _windows(config: ConfigReader) -> dict[str, Any]:
     return windows(config, default=[i >= first for i in range(config.count("num_hidden_layers"))])
 
 
-QWEN2 = Family(name="qwen2", read=_qwen2)
-QWEN3 = Family(name="qwen3", read=_qwen3)
+def _gguf_qwen2_moe(keys: GgufKeys) -> dict[str, Any]:
+    experts, channels = keys.experts("num_experts"), keys.count("feed_forward_length")
+    of_expert = channels // experts["num_experts_per_tok"]
+    return experts | {
+        "moe_intermediate_size": keys.count("expert_feed_forward_length", of_expert),
+        "shared_expert_intermediate_size": keys.count(
+            "expert_shared_feed_forward_length", channels
+        ),
+        "qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "attention_bias": None,
+    }
+
+
+def _gguf_qwen3_moe(keys: GgufKeys) -> dict[str, Any]:
+    layers = range(keys.count("block_count"))
+    return keys.experts("num_experts") | {
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "mlp_only_layers": [i for i in layers if keys.has_tensor(f"blk.{i}.ffn_up.weight")],
+    }
+
+
+def _gguf_vl(keys: GgufKeys) -> dict[str, Any]:
+    """Sections of RoPE, and what is added to layers, are about images."""
+    keys.by_layer("rope.dimension_sections")
+    return {}
+
+
+def _gguf_vl_moe(keys: GgufKeys) -> dict[str, Any]:
+    return _gguf_vl(keys) | _gguf_qwen3_moe(keys)
+
+
+QWEN2 = Family(name="qwen2", read=_qwen2, gguf=GgufArchitecture(name="qwen2"))
+QWEN3 = Family(name="qwen3", read=_qwen3, gguf=GgufArchitecture(name="qwen3"))
 _LAYOUT = TensorLayout(modules={"mlp.gate": ("mlp.router",)}, experts=EXPERTS_APART)
-QWEN2_MOE = Family(name="qwen2_moe", read=_qwen2_moe, layout=_LAYOUT)
-QWEN3_MOE = Family(name="qwen3_moe", read=_qwen3_moe, layout=_LAYOUT)
+QWEN2_MOE = Family(
+    name="qwen2_moe",
+    read=_qwen2_moe,
+    layout=_LAYOUT,
+    gguf=GgufArchitecture(
+        name="qwen2moe",
+        read=_gguf_qwen2_moe,
+        layout=TensorLayout(axes={"mlp.shared_expert_gate.weight": 2}),
+    ),
+)
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    read=_qwen3_moe,
+    layout=_LAYOUT,
+    gguf=GgufArchitecture(name="qwen3moe", read=_gguf_qwen3_moe),
+)
 _TEXT = TensorLayout(prefixes=TEXT_PREFIXES)
 _SEEING: dict[str, Any] = {"read": _qwen2, "part": "text_config", "layout": _TEXT}
 QWEN2_VL = Family(name="qwen2_vl", defaults={"rope_theta": 1e6}, **_SEEING)
-QWEN2_5_VL = Family(name="qwen2_5_vl", defaults={"rope_theta": 1e6}, **_SEEING)
-QWEN3_VL = Family(name="qwen3_vl", read=_qwen3, part="text_config", layout=_TEXT)
+QWEN2_5_VL = Family(
+    name="qwen2_5_vl",
+    defaults={"rope_theta": 1e6},
+    gguf=GgufArchitecture(name="qwen2vl", read=_gguf_vl),
+    **_SEEING,
+)
+QWEN3_VL = Family(
+    name="qwen3_vl",
+    read=_qwen3,
+    part="text_config",
+    layout=_TEXT,
+    gguf=GgufArchitecture(name="qwen3vl", read=_gguf_vl),
+)
 QWEN3_VL_MOE = Family(
     name="qwen3_vl_moe",
     read=_qwen3_vl_moe,
@@ -95,4 +154,5 @@ QWEN3_VL_MOE = Family(
             }
         ),
     ),
+    gguf=GgufArchitecture(name="qwen3vlmoe", read=_gguf_vl_moe),
 )

@@ -105,6 +105,13 @@ FAMILIES = {
     )
 }
 
+ARCHITECTURES = {
+    family.gguf.name: (family.name, family.gguf)
+    for family in FAMILIES.values()
+    if family.gguf is not None
+}
+"""By llama.cpp's name of an architecture, the `model_type` of its files and what they have."""
+
 SWITCHES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
 """Families of a draft that is trained from scratch, and what they switch in a `ModelConfig`."""
 

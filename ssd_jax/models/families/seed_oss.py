@@ -3,7 +3,8 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family
+from ssd_jax.models.families.family import GGUF_NORM_BEFORE, Family, GgufArchitecture
+from ssd_jax.models.families.gguf_keys import GgufKeys
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -14,4 +15,12 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     }
 
 
-SEED_OSS = Family(name="seed_oss", read=_read)
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    return {"attention_out_bias": keys.has_tensor("blk.0.attn_output.bias")}
+
+
+SEED_OSS = Family(
+    name="seed_oss",
+    read=_read,
+    gguf=GgufArchitecture(name="seed_oss", read=_gguf, modules=GGUF_NORM_BEFORE),
+)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, biases
+from ssd_jax.models.families.family import NEIGHBOURS, Family, GgufArchitecture, biases
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -16,5 +16,8 @@ def _read(config: ConfigReader) -> dict[str, Any]:
 
 
 SMOLLM3 = Family(
-    name="smollm3", read=_read, defaults={"tie_word_embeddings": True, "rope_theta": 2e6}
+    name="smollm3",
+    read=_read,
+    defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+    gguf=GgufArchitecture(name="smollm3", layout=NEIGHBOURS),
 )

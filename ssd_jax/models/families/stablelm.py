@@ -6,7 +6,8 @@ The largest has norms of heads, and attention and feed-forward side by side.
 from typing import Any
 
 from ssd_jax.models.config_reader import ConfigReader
-from ssd_jax.models.families.family import Family, TensorLayout, partial_rotary
+from ssd_jax.models.families.family import Family, GgufArchitecture, TensorLayout, partial_rotary
+from ssd_jax.models.families.gguf_keys import GgufKeys
 
 
 def _read(config: ConfigReader) -> dict[str, Any]:
@@ -20,6 +21,16 @@ def _read(config: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _gguf(keys: GgufKeys) -> dict[str, Any]:
+    keys.get("use_parallel_residual")  # whatever it says
+    return {
+        "use_qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "attention_bias": None,
+        "use_parallel_residual": not keys.has_tensor("blk.0.ffn_norm.weight"),
+        "qk_layernorm": keys.has_tensor("blk.0.attn_q_norm.weight"),
+    }
+
+
 STABLELM = Family(
     name="stablelm",
     read=_read,
@@ -27,4 +38,5 @@ STABLELM = Family(
     layout=TensorLayout(
         experts={f"self_attn.{part}_layernorm.norms.*": f"self_attn.{part}_norm" for part in "qk"}
     ),
+    gguf=GgufArchitecture(name="stablelm", read=_gguf, partial_rotary=True, layer_norm=True),
 )

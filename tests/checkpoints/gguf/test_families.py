@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ssd_jax.checkpoints.gguf.families import FAMILIES
 from ssd_jax.checkpoints.gguf.header import read_header
 from ssd_jax.checkpoints.gguf.source import GGUFFile
 from ssd_jax.checkpoints.opening import open_checkpoint
 from ssd_jax.errors import InputError
 from ssd_jax.models.families.family import QKV_JOINED, TensorLayout
+from ssd_jax.models.families.registry import ARCHITECTURES
 from tests.checkpoints import tiny_gguf
 from tests.checkpoints.gguf.converter import convert
 from tests.models.golden import our_logits
@@ -78,11 +78,12 @@ CONVERTED = [
 ]
 """Golden checkpoints and architectures of llama.cpp."""
 
-_BOTH = FAMILIES["olmo2"].modules
+_OF_NAME = {name: architecture for name, (_, architecture) in ARCHITECTURES.items()}
+_BOTH = _OF_NAME["olmo2"].modules
 _EXCHANGED = dict(zip(_BOTH, [*_BOTH.values()][::-1], strict=True))
 _UP_GATE = {"mlp.gate_up_proj": ("mlp.up_proj", "mlp.gate_proj")}
 _FOLDED = {"gemma2": ".q_proj.weight", "gemma3": ".q_norm.weight"}
-_GPT_OSS = FAMILIES["gpt-oss"].read
+_GPT_OSS = _OF_NAME["gpt-oss"].read
 _GATE_AS_UP = {
     "ffn_gate_exps": "mlp.experts.up_proj",
     "ffn_up_exps": "mlp.experts.gate_proj",
@@ -103,7 +104,7 @@ YARN = {
 
 
 def test_every_architecture_is_converted():
-    assert {architecture for _, architecture in CONVERTED} == {*FAMILIES}
+    assert {architecture for _, architecture in CONVERTED} == {*ARCHITECTURES}
 
 
 @pytest.mark.parametrize(("name", "architecture"), CONVERTED)
@@ -162,7 +163,7 @@ def test_logits_equal_the_oracle(tmp_path, name, architecture):
 
 
 def normalised(architecture):
-    read = FAMILIES[architecture].read
+    read = _OF_NAME[architecture].read
     return lambda keys: {**read(keys), "norm_topk_prob": True}
 
 
@@ -176,39 +177,40 @@ def truncated(keys):
     [
         ("smollm3", "smollm3", {"layout": TensorLayout()}),
         ("smollm3", "smollm3", {"read": lambda _: {"no_rope_layer_interval": 3}}),
-        ("glm4", "glm4", {"layout": TensorLayout(modules=FAMILIES["glm4"].layout.modules)}),
+        ("glm4", "glm4", {"layout": TensorLayout(modules=_OF_NAME["glm4"].layout.modules)}),
         ("glm4", "glm4", {"partial_rotary": False}),
-        ("glm", "chatglm", {"layout": TensorLayout(modules=FAMILIES["glm4"].layout.modules)}),
+        ("glm", "chatglm", {"layout": TensorLayout(modules=_OF_NAME["glm4"].layout.modules)}),
         ("ministral3", "mistral3", {"read": lambda _: {}}),
         ("stablelm-norms", "stablelm", {"read": lambda _: {}}),
         ("hunyuan-moe", "hunyuan-moe", {"modules": _GATE_AS_UP}),
-        ("hunyuan-3", "hy_v3", {"read": FAMILIES["dots1"].read}),
+        ("hunyuan-3", "hy_v3", {"read": _OF_NAME["dots1"].read}),
         ("granite", "granite", {"read": lambda _: {}}),
         ("olmo2", "olmo2", {"modules": _EXCHANGED}),
         ("gemma2", "gemma2", {"layout": TensorLayout(norm_offset=1.0)}),
         ("phi3", "phi3", {"layout": TensorLayout(modules=QKV_JOINED | _UP_GATE)}),
-        ("seed-oss", "seed_oss", {"modules": FAMILIES["gemma2"].modules}),
+        ("seed-oss", "seed_oss", {"modules": _OF_NAME["gemma2"].modules}),
         ("mixtral", "llama", {"layout": TensorLayout()}),
         ("qwen3-moe", "qwen3moe", {"modules": _GATE_AS_UP}),
         ("qwen2-moe", "qwen2moe", {"layout": TensorLayout()}),
         ("qwen2-moe", "qwen2moe", {"read": normalised("qwen2moe")}),
         ("olmoe", "olmoe", {"read": normalised("olmoe")}),
         ("granitemoe", "granitemoe", {"layout": TensorLayout()}),
-        ("glm4-moe", "glm4moe", {"modules": FAMILIES["glm4"].modules}),
+        ("glm4-moe", "glm4moe", {"modules": _OF_NAME["glm4"].modules}),
         ("glm4-moe", "glm4moe", {"partial_rotary": False}),
         ("minimax-m2", "minimax-m2", {"partial_rotary": False}),
-        ("dots1", "dots1", {"read": FAMILIES["qwen3moe"].read}),
+        ("dots1", "dots1", {"read": _OF_NAME["qwen3moe"].read}),
         ("ernie-moe", "ernie4_5-moe", {"layout": TensorLayout(rotates_neighbours=True)}),
         ("cohere", "command-r", {"layout": TensorLayout()}),
         ("cohere-norms", "command-r", {"layout": TensorLayout()}),
-        ("cohere2", "cohere2", {"read": FAMILIES["command-r"].read}),
+        ("cohere2", "cohere2", {"read": _OF_NAME["command-r"].read}),
         ("gpt-oss", "gpt-oss", {"read": truncated}),
         ("gpt-oss", "gpt-oss", {"modules": {}}),
     ],
 )
 def test_a_fault_in_the_table_is_noticed(tmp_path, monkeypatch, name, architecture, changes):
-    changed = dataclasses.replace(FAMILIES[architecture], **changes)
-    monkeypatch.setitem(FAMILIES, architecture, changed)
+    model_type, unchanged = ARCHITECTURES[architecture]
+    changed = dataclasses.replace(unchanged, **changes)
+    monkeypatch.setitem(ARCHITECTURES, architecture, (model_type, changed))
     with pytest.raises((AssertionError, InputError)):
         test_configuration_and_tensors_are_those_of_the_checkpoint(tmp_path, name, architecture)
 

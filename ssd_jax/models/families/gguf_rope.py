@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ssd_jax.checkpoints.gguf.keys import GgufKeys
 from ssd_jax.errors import InputError
+from ssd_jax.models.families.gguf_keys import GgufKeys
 from ssd_jax.system.files import shown
 
 FREQUENCIES = "rope_freqs.weight"
@@ -23,11 +23,13 @@ _CONTEXT = 8192  # only ratios to it matter: (low, high, context) can be scaled 
 _TOLERANCE = 1e-4
 
 
-def rope_scaling(keys: GgufKeys, base: float) -> dict[str, Any] | None:
-    """RoPE scaling as in Hugging Face's `config.json`, or None.
+def rope_base(keys: GgufKeys) -> float:
+    """The base of the frequencies."""
+    return keys.number("rope.freq_base", 10000.0)
 
-    Args:
-      base: of the frequencies.
+
+def rope_scaling(keys: GgufKeys) -> dict[str, Any] | None:
+    """RoPE scaling as in Hugging Face's `config.json`, or None.
 
     Raises:
       InputError: divisors that no supported scaling has.
@@ -44,7 +46,7 @@ def rope_scaling(keys: GgufKeys, base: float) -> dict[str, Any] | None:
                 f"{keys.where}: RoPE scaling {shown(kind)} beside the divisors of {FREQUENCIES} is "
                 "not supported"
             )
-        return _llama3(np.asarray(divisors, np.float64), base, keys.where)
+        return _llama3(np.asarray(divisors, np.float64), rope_base(keys), keys.where)
     if unscaled:
         return None
     scaling = {"rope_type": kind, "factor": factor}

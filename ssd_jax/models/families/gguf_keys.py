@@ -1,13 +1,16 @@
-"""Metadata of a GGUF file under its architecture's prefix, with errors that name the key."""
+"""Metadata of a GGUF file under its architecture's prefix, with errors that name the key.
+
+Where a file does not say what the model computes, llama.cpp knows it by the architecture, and so
+do the families. Source: `convert_hf_to_gguf.py` and `src/models` of llama.cpp.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from ssd_jax.checkpoints.gguf.header import Header
 from ssd_jax.errors import InputError
 from ssd_jax.system.files import shown
 
@@ -41,6 +44,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys that change numbers, and values with which they do not, the usual one last."""
 
+SIGMOID = 2
+"""llama.cpp's number of experts' weights that are sigmoids."""
+
 
 class GgufKeys:
     """What a header says of its decoder.
@@ -48,15 +54,22 @@ class GgufKeys:
     Remembers the keys that were read: those of `_NEUTRAL` that were not must be neutral.
 
     Args:
+      metadata: of the header.
+      architecture: the prefix of its keys.
+      tensors: names of the tensors, by ggml.
       divisors: the numbers by which frequencies of RoPE are divided, by name of their tensor.
       where: names the file in errors.
     """
 
     def __init__(
-        self, header: Header, architecture: str, divisors: Mapping[str, np.ndarray], where: str
+        self,
+        metadata: Mapping[str, Any],
+        architecture: str,
+        tensors: Collection[str],
+        divisors: Mapping[str, np.ndarray],
+        where: str,
     ) -> None:
-        self._metadata, self._prefix = header.metadata, architecture
-        self._tensors = header.tensors
+        self._metadata, self._prefix, self._tensors = metadata, architecture, tensors
         self._read: set[str] = set()
         self.divisors, self.where = divisors, where
 
@@ -99,6 +112,10 @@ class GgufKeys:
             raise self.error(key, f" = {shown(value)} must be a positive integer")
         return value
 
+    def count_or_zero(self, key: str) -> int:
+        """A positive integer; 0 where it is missing."""
+        return self.count(key) if self.get(key) else 0
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float32 as its shortest decimal: 1e-05, not 9.999999747378752e-06."""
         value = self[key] if default is None else self.get(key, default)
@@ -117,6 +134,43 @@ class GgufKeys:
         for key, allowed in _NEUTRAL.items():
             if key not in self._read:
                 self.require(key, allowed)
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a head."""
+        heads = self.count("attention.head_count")
+        return self.count("attention.key_length", self.count("embedding_length") // heads)
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are without those that predict tokens further on."""
+        return self.count("block_count") - self.count_or_zero("nextn_predict_layers")
+
+    def windows(self, size: int | None, *, period: int) -> dict[str, Any]:
+        """The layers with a window, as config.json says it.
+
+        All but the last of every `period`, unless the file says which.
+        """
+        every = self.by_layer("attention.sliding_window_pattern", period)
+        layers = range(self.count("block_count"))
+        windowed = every if isinstance(every, list) else [i % every < every - 1 for i in layers]
+        kinds = ["sliding_attention" if on else "full_attention" for on in windowed]
+        return {"sliding_window": size or None, "layer_types": kinds}
+
+    def experts(self, count: str, chosen: str = "num_experts_per_tok") -> dict[str, Any]:
+        """How many experts there are, and how many a token has, by these names of config.json."""
+        return {count: self.count("expert_count"), chosen: self.count("expert_used_count")}
+
+    def sigmoid_experts(self) -> dict[str, Any]:
+        """Experts as DeepSeek-V3's config.json spells them."""
+        self.require("expert_gating_func", (None, SIGMOID))
+        return self.experts("n_routed_experts") | {
+            "moe_intermediate_size": self.count("expert_feed_forward_length"),
+            "n_shared_experts": self.count_or_zero("expert_shared_count"),
+            "first_k_dense_replace": self.count_or_zero("leading_dense_block_count"),
+            "norm_topk_prob": bool(self.get("expert_weights_norm", False)),
+            "routed_scaling_factor": self.number("expert_weights_scale", 1.0),
+        }
 
 
 def shortest(value: float) -> float:
