@@ -255,6 +255,11 @@ class Promotion(NamedTuple):
     parents: Int32[np.ndarray, "B K"] | None = None
 
     @property
+    def live(self) -> Bool[np.ndarray, "B"]:
+        """Rows that get a record or count tokens."""
+        return (self.position >= 0) | (self.committed >= 0).any(axis=1)
+
+    @property
     def before_pending(self) -> Row:
         """The committed token before each pending one; 0 where there is none."""
         place = np.maximum((self.committed >= 0).sum(axis=1) - 2, 0)

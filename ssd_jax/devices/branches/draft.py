@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 from typing_extensions import override
 
 from ssd_jax.devices.branches.branching import Expansion
 from ssd_jax.devices.branches.expansion_programs import BRANCHES, ExpansionPrograms
 from ssd_jax.devices.branches.packed import PackedBranches
+from ssd_jax.devices.branches.role import BranchingRole
 from ssd_jax.devices.draft.programs import UNSEEN, DraftRequest
-from ssd_jax.devices.paged_role import PagedRole
 from ssd_jax.devices.programs import device
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import BranchingDraft, RecordAnswer
+from ssd_jax.roles.protocols import RecordAnswer
 from ssd_jax.roles.records import (
     IDLE,
     BranchTokens,
@@ -41,12 +41,8 @@ class _MenuEntry:
         self.scratch = programs.new_scratch()
         self.expansion: Expansion = programs.new_expansion()
 
-    def size_for(self, live: Bool[np.ndarray, "B"]) -> int:
-        """The batch size that runs these slots."""
-        return self.programs.batch_sizes.choose(self.programs.rows_of(live), BRANCHES)
 
-
-class BranchDraft(PagedRole, BranchingDraft):
+class BranchDraft(BranchingRole):
     """A draft that branches, on the devices of this process. Only what reads results waits.
 
     An expansion runs the programs of `menu` with the fewest branches that hold its fan-outs.
@@ -101,26 +97,19 @@ class BranchDraft(PagedRole, BranchingDraft):
     @override
     def record(self, request: RecordRequest) -> DeviceRecords:
         """Dispatches the promotion, then the draft just in time, if its programs are there."""
-        promotion, width = request.promotion, self.k + 1
-        committed, last = promotion.committed, promotion.before_pending
-        while committed.shape[1] > width:  # too many: count the first ones beforehand
-            no_promotions = no_promotion(self.slots, self.k)
-            self._promote(no_promotions._replace(committed=committed[:, :width]))
-            committed = committed[:, width:]
-        padded = np.full((self.slots, width), -1, np.int32)
-        padded[:, : committed.shape[1]] = committed
+        promotion = request.promotion
         self._position, self._pending = promotion.position, promotion.pending
-        self._promote(promotion._replace(committed=padded))
+        for part in self._split(promotion):
+            self._promote(part)
         drafts = request.drafts if self._base.drafts else np.zeros_like(request.drafts)
         if drafts.any():
-            self._draft(drafts, last, request.lowered)
+            self._draft(drafts, promotion.before_pending, request.lowered)
         return DeviceRecords(self, drafts)
 
     def _promote(self, promotion: Promotion) -> None:
-        live = (promotion.position >= 0) | (promotion.committed >= 0).any(axis=1)
         active = self._active
         self._pages, self._history, self._record = device.run(
-            active.programs.promote(active.size_for(live)),
+            active.programs.promote(active.programs.choose_size(promotion.live, BRANCHES)),
             *self._text()[1:],
             active.scratch,
             active.expansion,
@@ -165,7 +154,8 @@ class BranchDraft(PagedRole, BranchingDraft):
         sampling, needed = self._rows.on_device(), partial(self._rows.needed, self._position)
         needed_branches = counts.sum(axis=1).max()
         active = next(entry for entry in self._menu if entry.programs.branches >= needed_branches)
-        self._active, self._size = active, active.size_for(self._position >= 0)
+        self._active = active
+        self._size = active.programs.choose_size(self._position >= 0, BRANCHES)
         self._last_drafted[counts.any(axis=1)] = IDLE
         if request.follow.any():
             self._pages, self._record = device.run(
@@ -205,14 +195,6 @@ class BranchDraft(PagedRole, BranchingDraft):
             self._rows.on_device(),
         )
         return packed
-
-    def finish(self) -> None:
-        """Waits for all that was asked."""
-        jax.block_until_ready(self._pages)
-
-    @override
-    def close(self) -> None:
-        """Devices free the arrays with the last reference to them."""
 
 
 class DeviceRecords(RecordAnswer):

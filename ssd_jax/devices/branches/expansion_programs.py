@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,7 @@ from ssd_jax.devices.draft import record
 from ssd_jax.devices.draft.programs import DraftPrograms
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, Task
-from ssd_jax.devices.programs.batched import HasBatches
-from ssd_jax.devices.programs.first_rows import over_first_rows
+from ssd_jax.devices.programs.batched import HasBatches, LeftOut, MakeSpec
 from ssd_jax.devices.programs.program_spec import Compiler, Name, Program, ProgramSpec
 from ssd_jax.kernels.kv_pages import chain_path
 from ssd_jax.models.token_tree import AllBranches
@@ -43,7 +42,7 @@ from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import drafting, penalties
 from ssd_jax.sampling.proposal import as_point_mass_where
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
-from ssd_jax.sampling.variants import ANY, VARIANTS, Needed, Parts, cheapest_variant, variant_name
+from ssd_jax.sampling.variants import ANY, VARIANTS, Needed, Parts, cheapest_variant
 from ssd_jax.system.new_arrays import create_arrays, zeros
 
 _FOLLOW_VARIANTS = (ANY, "greedy", "full")
@@ -90,8 +89,7 @@ class ExpansionPrograms(HasBatches):
         self.batches = (batches or BatchPlan()).below(self.local_slots)
         compiled = {} if sibling is None else sibling._compiled
         shared = {name: program for name, program in compiled.items() if name[0] == "follow"}
-        specs = {variant_name(name, variant): make(self) for name, variant, make in self._makers()}
-        specs |= self._specs_at_start()
+        specs = self.specs() | self._specs_at_start()
         specs = {name: spec for name, spec in specs.items() if name not in shared}
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, self.model.mesh, progress)) | shared
@@ -119,39 +117,31 @@ class ExpansionPrograms(HasBatches):
         return (BRANCHES,)
 
     @override
-    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
+    def of_batch(self, size: int) -> Self:
         part = copy.copy(self)
         part._use(self.base.of_batch(size))
-        slots = self.local_slots
-        no_branches: dict[str, Callable[[Any], Any]] = {
-            "expansion": lambda _: self._steps.empty(slots),
-            "records": lambda _: self.base.records(slots),
-            "slots": lambda packed: packed - 1,
-        }
-        rests = {"follow": {}, "grow": {"slots": no_branches["slots"]}}
-        return {
-            variant_name(self.batch_name(name, size), variant): over_first_rows(
-                make(self), make(part), rest=rests.get(str(name[0]), no_branches)
-            )
-            for name, variant, make in self._makers()
-        }
+        return part
 
-    def _makers(self) -> Iterator[tuple[Name, str, Callable[[ExpansionPrograms], ProgramSpec]]]:
-        """Name, variant and specification of each program, of these slots or of others."""
-        kind, base = ExpansionPrograms, self.base
-        yield ("promote", self._k), ANY, kind._promote_spec
+    @override
+    def makers(self) -> Iterator[tuple[Name, str, MakeSpec]]:
+        kind, base, k = ExpansionPrograms, self.base, self._k
+        yield ("promote", k), ANY, kind._promote_spec
+        specs = {"expand": kind._expand_spec, "grow": kind._grow_spec}
+        yield from base.of_variants(base.variants, specs, k)
         for variant in base.variants:
-            parts = VARIANTS[variant]
-            for reach in base.reaches:
-                how: Any = {"parts": parts, "reach": reach}
-                expand, grow = (
-                    base.with_reach((name, self._k), reach) for name in ("expand", "grow")
-                )
-                yield expand, variant, functools.partial(kind._expand_spec, **how)
-                yield grow, variant, functools.partial(kind._grow_spec, **how)
             if variant in _FOLLOW_VARIANTS:
-                follow = functools.partial(kind._follow_spec, parts=parts)
-                yield ("follow", self._k), variant, follow
+                follow = functools.partial(kind._follow_spec, parts=VARIANTS[variant])
+                yield ("follow", k), variant, follow
+
+    @override
+    def left_out(self) -> LeftOut:
+        """Slots without records and branches."""
+        slots, unused = self.local_slots, {"slots": lambda packed: packed - 1}
+        return {
+            "promote": {"records": lambda _: self.base.records(slots)},
+            "expand": {"expansion": lambda _: self._steps.empty(slots), **unused},
+            "grow": unused,
+        }
 
     def promote(self, size: int) -> Program:
         """The program `promote` of a batch size."""

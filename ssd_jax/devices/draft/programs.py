@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,7 @@ from ssd_jax.devices.draft import record
 from ssd_jax.devices.draft.record import Record
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, Task
-from ssd_jax.devices.programs.batched import BatchedPrograms
-from ssd_jax.devices.programs.first_rows import over_first_rows
+from ssd_jax.devices.programs.batched import BatchedPrograms, LeftOut, MakeSpec
 from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.devices.programs.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.kernels.kv_pages import PageArray, chain_path
@@ -28,7 +27,7 @@ from ssd_jax.sampling.drafting import Draw, Saguaro
 from ssd_jax.sampling.penalties import GetHistory, History
 from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.settings import Sampling, greedy_where_idle
-from ssd_jax.sampling.variants import VARIANTS, Needed, Parts, variant_name
+from ssd_jax.sampling.variants import Needed, Parts
 
 Array = Any
 """On the host where a program is called, traced in it."""
@@ -115,13 +114,7 @@ class DraftPrograms(BatchedPrograms):
             all_variants if keep_all else tuple(v for v in all_variants if v != "sampled")
         )
         self.structs["index"] = program_spec.ints()
-        self._deferred: dict[Name, ProgramSpec] = {}
-        for variant in self.variants:
-            for reach in self.reaches:
-                for name in ("start", "step"):
-                    task = self.with_reach((name, drafting.k), reach)
-                    self._deferred[variant_name(task, variant)] = self._spec(name, variant, reach)
-        specs = {} if defer else self._deferred | self._specs_at_start()
+        specs = {} if defer else self.specs() | self._specs_at_start()
         specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
@@ -148,22 +141,13 @@ class DraftPrograms(BatchedPrograms):
         return (self.drafting.k,)
 
     @override
-    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
-        part, specs = self.of_batch(size), {}
-        rest = {} if self.drafting.branches else {"records": _without_proposal}
-        for variant, reach, name in itertools.product(
-            self.variants, self.reaches, ("start", "step")
-        ):
-            of_all, of_first = (of._spec(name, variant, reach) for of in (self, part))
-            full_name = self.batch_name(self.with_reach((name, self.drafting.k), reach), size)
-            specs[variant_name(full_name, variant)] = over_first_rows(
-                of_all, of_first, rest=rest if name == "start" else None
-            )
-        return specs
+    def makers(self) -> Iterator[tuple[Name, str, MakeSpec]]:
+        specs = {"start": DraftPrograms._start_spec, "step": DraftPrograms._step_spec}
+        return self.of_variants(self.variants, specs, self.drafting.k)
 
-    def _spec(self, name: str, variant: str, reach: int) -> ProgramSpec:
-        make = self._start_spec if name == "start" else self._step_spec
-        return make(VARIANTS[variant], reach)
+    @override
+    def left_out(self) -> LeftOut:
+        return {} if self.drafting.branches else {"start": {"records": _without_proposal}}
 
     @property
     def drafts(self) -> bool:
@@ -172,7 +156,7 @@ class DraftPrograms(BatchedPrograms):
 
     def complete(self) -> None:
         """Compiles `start` and `step`, at any time and in any thread."""
-        specs = self._deferred | self._specs_at_start()
+        specs = self.specs() | self._specs_at_start()
         self._add(program_spec.compile_all(specs, self.model.mesh))
         self._offer_batches()
 
@@ -194,7 +178,7 @@ class DraftPrograms(BatchedPrograms):
         """
         rows, k = request.lengths >= 0, self.drafting.k
         end = int((request.lengths + request.counts + request.limits).max())
-        size = self.batch_sizes.choose(self.rows_of(rows), k)
+        size = self.choose_size(rows, k)
         start, step = (
             self.select(self.batch_name(self.select_reach((name, k), end), size), needed)
             for name in ("start", "step")

@@ -6,17 +6,27 @@ import copy
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Bool
+from typing_extensions import override
 
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, BatchSizes, Task
+from ssd_jax.devices.programs.first_rows import over_first_rows
 from ssd_jax.devices.programs.paged import PagedPrograms
 from ssd_jax.devices.programs.program_spec import Name, Program, ProgramSpec
 from ssd_jax.models.functional import FunctionalModel
 from ssd_jax.models.sharding import spans_processes
+from ssd_jax.sampling.variants import VARIANTS, variant_name
+
+MakeSpec = Callable[..., ProgramSpec]
+"""Makes the specification of a program for the slots that its first argument, programs, has."""
+LeftOut = Mapping[str, Mapping[str, Callable[[Any], Any]]]
+"""By program and by name of a result, what it has of slots that a batch leaves out; see
+`over_first_rows`."""
 
 
 class HasBatches(ABC):
@@ -44,12 +54,38 @@ class HasBatches(ABC):
         """What rounds run."""
 
     @abstractmethod
+    def of_batch(self, size: int) -> Self:
+        """What makes the specifications of programs for the first `size` slots of each group."""
+
+    def makers(self) -> Iterable[tuple[Name, str, MakeSpec]]:
+        """Name and variant of each program, and what makes its specification."""
+        return ()
+
+    def left_out(self) -> LeftOut:
+        """See `LeftOut`; other results keep what they replace, or are zeros."""
+        return {}
+
+    def specs(self) -> dict[Name, ProgramSpec]:
+        """Specifications of the programs of all slots."""
+        return {variant_name(name, variant): make(self) for name, variant, make in self.makers()}
+
     def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
         """Specifications of the programs of a batch size for a task."""
+        part, left_out = self.of_batch(size), self.left_out()
+        return {
+            variant_name(self.batch_name(name, size), variant): over_first_rows(
+                make(self), make(part), rest=left_out.get(str(name[0]))
+            )
+            for name, variant, make in self.makers()
+        }
 
     def rows_of(self, live: Bool[np.ndarray, "B"]) -> int:
         """The least batch size that has all `live` slots."""
         return int((np.flatnonzero(live) % self.local_slots).max(initial=0)) + 1
+
+    def choose_size(self, live: Bool[np.ndarray, "B"], *tasks: Task) -> int:
+        """The batch size that runs the `live` slots; see `BatchSizes.choose`."""
+        return self.batch_sizes.choose(self.rows_of(live), *tasks)
 
     def batch_name(self, name: Name, size: int) -> Name:
         """The name of a program for batches of a size."""
@@ -101,9 +137,18 @@ class BatchedPrograms(HasBatches, PagedPrograms):
         PagedPrograms.__init__(self, *arguments)
         HasBatches.__init__(self)
 
+    @override
     def of_batch(self, size: int) -> Self:
-        """What makes the specifications of programs for the first `size` slots of each group."""
         part = copy.copy(self)
         part.slots, part.local_slots = size * self.model.data_shards, size
         part.structs = self.structs | part.slot_structs()
         return part
+
+    def of_variants(
+        self, variants: Sequence[str], makers: Mapping[str, MakeSpec], *sizes: int
+    ) -> Iterator[tuple[Name, str, MakeSpec]]:
+        """`makers` of each variant and reach, which those that are given also take."""
+        for variant, reach in itertools.product(variants, self.reaches):
+            for name, make in makers.items():
+                of_variant = partial(make, parts=VARIANTS[variant], reach=reach)
+                yield self.with_reach((name, *sizes), reach), variant, of_variant

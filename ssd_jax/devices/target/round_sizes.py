@@ -69,7 +69,7 @@ class RoundSizes:
             tasks.append((task, "logprobs"))
         if (self._masked & live).any():
             tasks.append((task, "grammar"))
-        slots = sizes.choose(programs.rows_of(live), *tasks)
+        slots = programs.choose_size(live, *tasks)
         return RoundSize(slots, (*tasks,), sizes.on_trial(slots, *tasks))
 
     def judge(

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 from typing_extensions import override
 
+from ssd_jax.devices.branches.role import BranchingRole
 from ssd_jax.devices.programs import device
 from ssd_jax.devices.programs.program_spec import Program
 from ssd_jax.devices.trees.draft_programs import TREES, TreeRequest, as_log_rates
@@ -19,7 +20,6 @@ from ssd_jax.devices.trees.packed import TreeBranches, UnpackedBranches
 from ssd_jax.devices.trees.record_answers import DraftedTrees, TreeRecords
 from ssd_jax.devices.trees.role import TreeRole
 from ssd_jax.models.functional import Parameters
-from ssd_jax.roles.protocols import BranchingDraft
 from ssd_jax.roles.records import (
     IDLE,
     ExpansionRequest,
@@ -27,13 +27,12 @@ from ssd_jax.roles.records import (
     RecordRequest,
     Row,
     SlotOpening,
-    no_promotion,
 )
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.speculation.rank_rates import RankRates, Visit, path_visits
 
 
-class TreeBranchDraft(TreeRole, BranchingDraft):
+class TreeBranchDraft(TreeRole, BranchingRole):
     """A draft that branches off trees, on the devices of this process. Only what reads waits.
 
     Args:
@@ -81,20 +80,13 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
     @override
     def record(self, request: RecordRequest) -> TreeRecords:
         """Dispatches the promotion, then the trees that are drafted just in time."""
-        promotion, width = request.promotion, self.k + 1
+        promotion = request.promotion
         assert promotion.node is not None
         branches = None if self._answer is None else self._answer.unpacked
         self._learn(promotion, branches)
-        committed = promotion.committed
-        while committed.shape[1] > width:  # too many: count the first ones beforehand
-            none = no_promotion(self.slots, self.k, nodes=self.nodes)
-            self._promote(none._replace(committed=committed[:, :width]))
-            committed = committed[:, width:]
-        padded = np.full((self.slots, width), -1, np.int32)
-        padded[:, : committed.shape[1]] = committed
         # A slot that was opened since has no tree whose keys could be moved.
         node = np.where(self._start == IDLE, 0, promotion.node).astype(np.int32)
-        proposal = self._promote(promotion._replace(committed=padded, node=node))
+        *_, proposal = map(self._promote, self._split(promotion._replace(node=node)))
         self._trees = self._known_trees(promotion, branches)
         self._start, self._answer = promotion.position.copy(), None
         self._drafted = np.flatnonzero(request.drafts).tolist()
@@ -178,14 +170,6 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
         )
         return packed
 
-    def finish(self) -> None:
-        """Waits for all that was asked."""
-        jax.block_until_ready(self._pages)
-
-    @override
-    def close(self) -> None:
-        """Devices free the arrays with the last reference to them."""
-
     def _select(self, name: str) -> Program:
         """The cheapest variant for the records' rows, of those that reach behind their branches."""
         programs, end = self._programs, int(self._start.max()) + 2 * self.k + 3
@@ -196,8 +180,7 @@ class TreeBranchDraft(TreeRole, BranchingDraft):
     def _promote(self, promotion: Promotion) -> Proposal:
         """Dispatches a promotion; returns the proposal of the new records."""
         programs = self._programs
-        live = (promotion.position >= 0) | (promotion.committed >= 0).any(axis=1)
-        self._size = programs.batch_sizes.choose(programs.rows_of(live), TREES)
+        self._size = programs.choose_size(promotion.live, TREES)
         self._pages, self._history, self._scratch, self._record, proposal = device.run(
             programs[programs.batch_name(("promote_tree",), self._size)],
             *self._text()[1:],

@@ -7,8 +7,7 @@ have the same positions, until `begin_tree` of the next round moves those of the
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +19,7 @@ from typing_extensions import override
 from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, Task
-from ssd_jax.devices.programs.batched import BatchedPrograms
-from ssd_jax.devices.programs.first_rows import over_first_rows
+from ssd_jax.devices.programs.batched import BatchedPrograms, LeftOut, MakeSpec
 from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.devices.programs.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.trees import growth as tree_growth
@@ -32,7 +30,7 @@ from ssd_jax.models.token_tree import Tree
 from ssd_jax.roles.drafting import GAP_CLASSES, Drafting, TreeShape
 from ssd_jax.sampling import penalties, topology
 from ssd_jax.sampling.settings import greedy_where_idle, sampling_of
-from ssd_jax.sampling.variants import VARIANTS, Parts, variant_name
+from ssd_jax.sampling.variants import Parts
 from ssd_jax.system.new_arrays import zeros
 
 Array = Any
@@ -107,12 +105,7 @@ class TreeDraftPrograms(BatchedPrograms):
         self.batches = (batches or BatchPlan()).below(self.local_slots)
         self.variants = model.execution.variants
         self.structs["depth"] = program_spec.ints()
-        specs: dict[Name, ProgramSpec] = {}
-        for variant, reach in itertools.product(self.variants, self.reaches):
-            for name, make in self._makers():
-                full_name = variant_name(self.with_reach((name,), reach), variant)
-                specs[full_name] = make(self, VARIANTS[variant], reach)
-        specs |= self._specs_at_start()
+        specs = self.specs() | self._specs_at_start()
         specs |= self.prompt_specs(with_logits=False)
         compiler = compiler or program_spec.compile_all
         self._compiled = dict(compiler(specs, model.mesh, progress))
@@ -140,20 +133,14 @@ class TreeDraftPrograms(BatchedPrograms):
         return (TREES,)
 
     @override
-    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
-        part, specs, rest = self.of_batch(size), {}, {"proposal": _without_nodes}
-        for variant, reach in itertools.product(self.variants, self.reaches):
-            for name, make in self._makers():
-                of_all, of_first = (make(of, VARIANTS[variant], reach) for of in (self, part))
-                full_name = self.batch_name(self.with_reach((name,), reach), size)
-                specs[variant_name(full_name, variant)] = over_first_rows(
-                    of_all, of_first, rest=rest
-                )
-        return specs
+    def makers(self) -> Iterator[tuple[Name, str, MakeSpec]]:
+        kind = TreeDraftPrograms
+        specs = {"begin_tree": kind._begin_spec, "grow_tree": kind._grow_spec}
+        return self.of_variants(self.variants, specs)
 
-    def _makers(self) -> Iterator[tuple[str, Callable[..., ProgramSpec]]]:
-        yield "begin_tree", TreeDraftPrograms._begin_spec
-        yield "grow_tree", TreeDraftPrograms._grow_spec
+    @override
+    def left_out(self) -> LeftOut:
+        return {name: {"proposal": _without_nodes} for name in ("begin_tree", "grow_tree")}
 
     def empty_growth(self, rows: int) -> Growth:
         """Idle rows."""

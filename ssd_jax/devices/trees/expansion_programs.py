@@ -17,8 +17,7 @@ stem, so that its nodes see the pages up to the record's pending token, and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -29,8 +28,7 @@ from typing_extensions import override
 from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.devices.programs import passes, program_spec
 from ssd_jax.devices.programs.batch_sizes import BatchPlan, Task
-from ssd_jax.devices.programs.batched import BatchedPrograms
-from ssd_jax.devices.programs.first_rows import over_first_rows
+from ssd_jax.devices.programs.batched import BatchedPrograms, LeftOut, MakeSpec
 from ssd_jax.devices.programs.program_spec import Compiler, Name, ProgramSpec
 from ssd_jax.devices.trees import branching
 from ssd_jax.devices.trees import growth as tree_growth
@@ -47,7 +45,7 @@ from ssd_jax.roles.records import no_promotion
 from ssd_jax.sampling import penalties, topology
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.settings import greedy_where_idle
-from ssd_jax.sampling.variants import ANY, VARIANTS, Parts, variant_name
+from ssd_jax.sampling.variants import ANY, Parts
 from ssd_jax.system.new_arrays import create_arrays, zeros
 
 
@@ -98,10 +96,8 @@ class TreeExpansionPrograms(BatchedPrograms):
         self.variants = model.execution.variants
         self._steps = TreeExpansionSteps(self, drafting, shape, tokens)
         self.structs["depth"] = program_spec.ints()
-        specs = {variant_name(name, variant): make(self) for name, variant, make in self._makers()}
-        specs |= self._specs_at_start()
-        compiler = compiler or program_spec.compile_all
-        self._compiled = dict(compiler(specs, model.mesh, progress))
+        compiler, specs = compiler or program_spec.compile_all, self.specs()
+        self._compiled = dict(compiler(specs | self._specs_at_start(), model.mesh, progress))
         self._offer_batches()
 
     @override
@@ -149,15 +145,23 @@ class TreeExpansionPrograms(BatchedPrograms):
         return (TREES,)
 
     @override
-    def batch_specs(self, size: int, task: Task) -> dict[Name, ProgramSpec]:
-        part, slots, shape = self.of_batch(size), self.local_slots, self.shape
+    def makers(self) -> Iterator[tuple[Name, str, MakeSpec]]:
+        kind = TreeExpansionPrograms
+        yield ("promote_tree",), ANY, kind._promote_spec
+        yield ("adopt_tree",), ANY, kind._adopt_spec
+        specs = {"expand_tree": kind._expand_spec, "grow_branches": kind._grow_spec}
+        yield from self.of_variants(self.variants, specs)
+
+    @override
+    def left_out(self) -> LeftOut:
+        """Slots without records and branches."""
+        slots, shape = self.local_slots, self.shape
         sizes = slots, self.branches, shape, self.support
 
         def no_branches(packed: Int32[Array, "B M+1 columns"]) -> Int32[Array, "B M+1 columns"]:
             return packed.at[:, :, : shape.nodes + 4].set(-1)  # as `pack` has them
 
-        # Slots that a batch leaves out have no record any more, and so no branches.
-        rests: dict[str, dict[str, Callable[[Any], Any]]] = {
+        return {
             "promote_tree": {"record": lambda _: tree_record.no_record(slots, shape)},
             "expand_tree": {
                 "expansion": lambda _: branching.no_expansion(*sizes),
@@ -165,26 +169,6 @@ class TreeExpansionPrograms(BatchedPrograms):
             },
             "grow_branches": {"slots": no_branches},
         }
-        return {
-            variant_name(self.batch_name(name, size), variant): over_first_rows(
-                make(self), make(part), rest=rests.get(str(name[0]))
-            )
-            for name, variant, make in self._makers()
-        }
-
-    def _makers(self) -> Iterator[tuple[Name, str, Callable[[TreeExpansionPrograms], ProgramSpec]]]:
-        """Name, variant and specification of each program, of these slots or of others."""
-        kind = TreeExpansionPrograms
-        yield ("promote_tree",), ANY, kind._promote_spec
-        yield ("adopt_tree",), ANY, kind._adopt_spec
-        for variant in self.variants:
-            for reach in self.reaches:
-                how: Any = {"parts": VARIANTS[variant], "reach": reach}
-                expand, grow = (
-                    self.with_reach((name,), reach) for name in ("expand_tree", "grow_branches")
-                )
-                yield expand, variant, partial(kind._expand_spec, **how)
-                yield grow, variant, partial(kind._grow_spec, **how)
 
     @property
     @override

@@ -77,7 +77,7 @@ class TreeRole(PagedRole):
         programs, sampling = self._tree_programs, self._rows.on_device()
         needed = partial(self._rows.needed, request.start)
         end = int(request.start.max()) + programs.shape.depth + 1
-        size = programs.batch_sizes.choose(programs.rows_of(request.start >= 0), TREES)
+        size = programs.choose_size(request.start >= 0, TREES)
         begin, grow = (
             programs.select(programs.batch_name(programs.select_reach((name,), end), size), needed)
             for name in ("begin_tree", "grow_tree")
