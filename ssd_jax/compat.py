@@ -28,11 +28,11 @@ def avoid_wrong_sums() -> None:
     """
     from jaxlib.version import __version__ as version
 
-    given = os.environ.get("XLA_FLAGS", "").strip()
-    a_file = given and not given.startswith("-")  # of flags, which is left as it is
-    if version not in _WRONG_SUMS or _OPTION in given or a_file or jax_has_started():
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    in_file = flags and not flags.startswith("-")  # of flags, which is left as it is
+    if version not in _WRONG_SUMS or _OPTION in flags or in_file or jax_has_started():
         return
-    os.environ["XLA_FLAGS"] = f"{given} {PRODUCTS}".strip()
+    os.environ["XLA_FLAGS"] = f"{flags} {PRODUCTS}".strip()
 
 
 def jax_has_started() -> bool:
@@ -109,7 +109,7 @@ class Job:
     get: Callable[[str, float], str]
 
 
-def start_job(seconds: float, silence: float, **given: Any) -> Job:
+def start_job(seconds: float, silence: float, **options: Any) -> Job:
     """Starts JAX in a job of several processes, before anything asks for devices.
 
     Args:
@@ -126,7 +126,7 @@ def start_job(seconds: float, silence: float, **given: Any) -> Job:
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, and stays
     # This package finds and reports lost processes, before JAX ends everything.
     jax.distributed.initialize(
-        **given,
+        **options,
         initialization_timeout=math.ceil(seconds),
         heartbeat_timeout_seconds=math.ceil(100 + 2 * silence),
         shutdown_timeout_seconds=math.ceil(silence),

@@ -84,14 +84,14 @@ def test_jax_that_was_imported_before_sums_rightly_and_one_that_has_started_is_r
     )
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
-    def said(source: str) -> str:
+    def stdout_of(source: str) -> str:
         command = [sys.executable, "-c", source]
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, check=True
         ).stdout
 
-    assert said("import jax\nimport ssd_jax.compat\n" + check) == "right\n"
-    line = said("import jax\njax.devices()\nimport ssd_jax.compat\n" + check)
+    assert stdout_of("import jax\nimport ssd_jax.compat\n" + check) == "right\n"
+    line = stdout_of("import jax\njax.devices()\nimport ssd_jax.compat\n" + check)
     assert "computes wrong sums" in line
     assert f"set XLA_FLAGS={PRODUCTS} " in line
 

@@ -21,18 +21,18 @@ def use_emitters(wanted: bool) -> None:
     if _EMITTERS:
         from jax._src import compiler  # those versions have no public way
 
-        flags = _as_told()
-        compiler.get_compile_options = _with_emitters if wanted else flags
+        usual = _usual_options()
+        compiler.get_compile_options = _with_emitters if wanted else usual
 
 
 @functools.cache
-def _as_told() -> Callable[..., Any]:
+def _usual_options() -> Callable[..., Any]:
     from jax._src import compiler
 
     return compiler.get_compile_options
 
 
 def _with_emitters(*arguments, **more):
-    options = _as_told()(*arguments, **more)
+    options = _usual_options()(*arguments, **more)
     options.env_option_overrides = [("xla_cpu_use_fusion_emitters", True)]
     return options

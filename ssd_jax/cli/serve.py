@@ -166,7 +166,7 @@ class _Signals:
     def __init__(self) -> None:
         self.loaded = False
         self._ends: queue.SimpleQueue[int] = queue.SimpleQueue()  # takes items from handlers
-        self._asked = False
+        self._stopping = False
 
     def __enter__(self) -> _Signals:
         numbers = (signal.SIGTERM, signal.SIGINT)
@@ -187,11 +187,11 @@ class _Signals:
         status = 0 if number == signal.SIGTERM else 128 + number
         if not self.loaded and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._asked or not self.loaded:
+        if self._stopping or not self.loaded:
             from ssd_jax.system.leaving import leave
 
             leave("", status)
-        self._asked = True
+        self._stopping = True
         self._ends.put(status)
 
 

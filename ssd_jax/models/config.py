@@ -111,7 +111,7 @@ class ModelConfig:
             reader.require_neutral()
             mechanisms = Mechanisms(**{k: v for k, v in special.items() if k in _MECHANISMS})
             others = {name: value for name, value in special.items() if name not in _MECHANISMS}
-            made = cls(
+            parsed = cls(
                 family=family.name,
                 output_size=output_size,
                 mechanisms=mechanisms,
@@ -121,8 +121,8 @@ class ModelConfig:
             raise InputError(f"{source}: required key {error} is missing") from None
         except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(f"{source}: a setting has the wrong type: {error}") from None
-        _check(made, source)
-        return made.for_context(None)
+        _check(parsed, source)
+        return parsed.for_context(None)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json`, in plain JSON values; `from_hf` reads it back."""

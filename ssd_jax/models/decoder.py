@@ -49,14 +49,14 @@ class Decoder(nnx.Module):
         self.embed_tokens = Embedding((config.vocab_size, config.hidden_size), dtype)
         count, experts = config.num_layers, config.mechanisms.experts
         kinds = [experts if config.mechanisms.has_experts(i) else None for i in range(count)]
-        made = {kind: DecoderLayer(config, execution, kind) for kind in dict.fromkeys(kinds)}
+        layer_of = {kind: DecoderLayer(config, execution, kind) for kind in dict.fromkeys(kinds)}
         first = 0
         if execution.scan_layers:
             first = kinds.index(experts)
-            self.layers = stack(made[experts], count - first)
+            self.layers = stack(layer_of[experts], count - first)
         else:  # a clone costs a fraction of a layer
-            self.layers = nnx.List(nnx.clone(made[kind]) for kind in kinds)
-        dense = nnx.List(nnx.clone(made[None]) for _ in range(first))
+            self.layers = nnx.List(nnx.clone(layer_of[kind]) for kind in kinds)
+        dense = nnx.List(nnx.clone(layer_of[None]) for _ in range(first))
         self.first_layers = dense if first else None
         self.norm = hidden_norm(config)
 

@@ -47,8 +47,8 @@ class Router(nnx.Module):
         shape, axes = (experts.count, config.hidden_size), (None, "embed")
         self.weight = parameter(shape, axes, _FLOAT32)
         bias, correction = (
-            parameter(shape[:1], axes[:1], _FLOAT32) if there else None
-            for there in (experts.router_bias, experts.correction)
+            parameter(shape[:1], axes[:1], _FLOAT32) if has_parameter else None
+            for has_parameter in (experts.router_bias, experts.correction)
         )
         self.bias = bias
         self.e_score_correction_bias = correction

@@ -88,15 +88,15 @@ def rotation(
 ) -> Rotation:
     """The rotation at given positions."""
     angles = positions[..., None, None].astype(jnp.float32) * inverse_frequencies(config, kind)
-    made = jax.lax.platform_dependent(angles, cpu=_rotation_in_halves, default=_rotation)
+    result = jax.lax.platform_dependent(angles, cpu=_rotation_in_halves, default=_rotation)
     factor = config.rope_scaling.attention_factor if config.rope_scaling and kind == "full" else 1.0
-    made = made if factor == 1.0 else Rotation(made.cos * factor, made.sin * factor)
+    result = result if factor == 1.0 else Rotation(result.cos * factor, result.sin * factor)
     if config.rope_scaling is None or not config.rope_scaling.query_growth:
-        return made
+        return result
     # Positions of rows without tokens may be negative.
     times = jnp.maximum(positions[..., None, None], 0) // config.rope_scaling.original_context
     growth = 1 + config.rope_scaling.query_growth * jnp.log1p(times.astype(jnp.float32))
-    return made._replace(growth=growth)
+    return result._replace(growth=growth)
 
 
 def _rotation(angles: Float32[Array, "*shape"]) -> Rotation:

@@ -33,7 +33,7 @@ _BLOCK_ROWS = 64
 Graph = nnx.GraphDef[DecoderLayer]
 
 
-class Seen(NamedTuple):
+class LayerVisibility(NamedTuple):
     """What tokens see in a layer; see `causal_attention`."""
 
     visible: Bool[Array, "B T T"]
@@ -73,8 +73,8 @@ def sequence_hidden(
     run_layer = jax.checkpoint(_layer, static_argnums=(0, 1)) if rematerialise else _layer
 
     def run(x: jax.Array, graph: Graph, state: nnx.State, index: int | jax.Array) -> jax.Array:
-        seen = Seen(visible, positions, attention_variant(model.config, index))
-        return run_layer(graph, compute, state, x, seen, ropes.of(index))
+        visibility = LayerVisibility(visible, positions, attention_variant(model.config, index))
+        return run_layer(graph, compute, state, x, visibility, ropes.of(index))
 
     def unroll(x: jax.Array, layers: nnx.List[DecoderLayer], first: int) -> jax.Array:
         for index, layer in enumerate(layers, start=first):
@@ -105,16 +105,18 @@ def _layer(
     compute: jnp.dtype | None,
     state: nnx.State,
     x: Stream,
-    seen: Seen,
+    visibility: LayerVisibility,
     rope: Rotation,
 ) -> Stream:
     """One layer, traced once for all layers; x is the residual stream."""
     layer = nnx.merge(graph, state)
     dtype = layer.self_attn.execution.floating if compute is None else compute
-    seen = seen._replace(variant=layer.self_attn.with_sinks(seen.variant))
+    visibility = visibility._replace(variant=layer.self_attn.with_sinks(visibility.variant))
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
-        return causal_attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), *seen), None
+        return causal_attention(
+            q.astype(dtype), k.astype(dtype), v.astype(dtype), *visibility
+        ), None
 
     return layer(x, rope, attend, functools.partial(_products, compute=compute))[0]
 

@@ -43,8 +43,8 @@ class AnswerChecks:
         except (TypeError, ValueError):
             self.refuse(f"{name} is no array: {value!r}")
         if array.dtype.kind not in kind:
-            wanted = "integers" if kind == "iu" else "numbers"
-            self.refuse(f"{name} has the dtype {array.dtype}, and must have {wanted}")
+            kind_name = "integers" if kind == "iu" else "numbers"
+            self.refuse(f"{name} has the dtype {array.dtype}, and must have {kind_name}")
         if array.shape != tuple(shape):
             self.refuse(f"{name} has the shape {array.shape}, and must have {tuple(shape)}")
         return array

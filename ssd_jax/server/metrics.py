@@ -47,7 +47,7 @@ class Metrics:
         self._per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "mean time a token, without the first"
         )
-        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "until the last token")
+        self._latency = self._histogram("vllm:e2e_request_latency_seconds", "until the last token")
         self._verify_idle = Summary(
             "ssd_jax:verify_idle_seconds",
             "medians of texts: a verification while the draft was idle",
@@ -95,7 +95,7 @@ class Metrics:
 
     def note_times(self, seconds: float, a_token: float | None) -> None:
         """Counts how long a text took, and each of its tokens behind the first."""
-        self._whole.labels(self._model).observe(seconds)
+        self._latency.labels(self._model).observe(seconds)
         if a_token is not None:
             self._per_token.labels(self._model).observe(a_token)
 
@@ -157,12 +157,12 @@ class _Engines(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        seen = self._activity()
-        counts, waiting = seen.counts, max(self._admission.texts - seen.running, 0)
-        yield self._gauge("vllm:num_requests_running", "texts in slots", seen.running)
+        activity = self._activity()
+        counts, waiting = activity.counts, max(self._admission.texts - activity.running, 0)
+        yield self._gauge("vllm:num_requests_running", "texts in slots", activity.running)
         yield self._gauge("vllm:num_requests_waiting", "texts that wait for a slot", waiting)
-        if seen.pages:
-            used = seen.used_pages / seen.pages
+        if activity.pages:
+            used = activity.used_pages / activity.pages
             yield self._gauge("vllm:kv_cache_usage_perc", "pages in use, 1 is all", used)
         for name, text, number in (
             ("num_drafts", "proposals that were verified", counts.drafts),
@@ -178,10 +178,10 @@ class _Engines(Collector):
         for position, number in sorted(counts.accepted_at.items()):
             places.add_metric([self._model, str(position)], number)
         yield places
-        yield from self._ours(seen)
+        yield from self._ours(activity)
 
-    def _ours(self, seen: EngineActivity) -> Iterator[Metric]:
-        counts = seen.counts
+    def _ours(self, activity: EngineActivity) -> Iterator[Metric]:
+        counts = activity.counts
         rounds = CounterMetricFamily(
             "ssd_jax:rounds",
             "forwards of the target, by mode: ar are those without the draft",
@@ -212,9 +212,9 @@ class _Engines(Collector):
             "ssd_jax:draft_hidden_seconds", "of it beside the target", counts.hidden_seconds
         )
         for name, text, value in (
-            ("hit_rate", "hits of look-ups in the last rounds", seen.hit_rate),
-            ("acceptance_length", "tokens a text and round, lately", seen.acceptance_length),
-            ("hidden_draft_share", "draft work beside the target", seen.hidden_draft_share),
+            ("hit_rate", "hits of look-ups in the last rounds", activity.hit_rate),
+            ("acceptance_length", "tokens a text and round, lately", activity.acceptance_length),
+            ("hidden_draft_share", "draft work beside the target", activity.hidden_draft_share),
         ):
             if value is not None:
                 yield self._gauge(f"ssd_jax:{name}", text, value)
@@ -223,8 +223,8 @@ class _Engines(Collector):
             "whether the last rounds verified a draft's tokens, and the mode that ran",
             labels=["model_name", "mode"],
         )
-        value = float(seen.why_not_speculating is None)
-        speculating.add_metric([self._model, seen.ran or seen.mode or ""], value)
+        value = float(activity.why_not_speculating is None)
+        speculating.add_metric([self._model, activity.ran or activity.mode or ""], value)
         yield speculating
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

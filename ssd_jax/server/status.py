@@ -40,50 +40,52 @@ def figures(state: ServerState) -> dict[str, Any]:
 
     Shares are of 1, memory in bytes, the timeline in milliseconds before now.
     """
-    seen, admission = state.engine.activity(), state.admission
-    reason = seen.why_not_speculating
+    activity, admission = state.engine.activity(), state.admission
+    reason = activity.why_not_speculating
     return {
         "model": state.model,
         "version": __version__,
         "uptime": round(time.time() - state.created),
         "why_not_ready": state.why_not_ready,
-        "mode": seen.mode,
-        "ran": seen.ran,
+        "mode": activity.mode,
+        "ran": activity.ran,
         "speculating": reason is None,
         "why_not_speculating": reason,
         "slots": admission.slots,
-        "running": seen.running,
+        "running": activity.running,
         "queue": admission.queue,
-        "waiting": max(admission.texts - seen.running, 0),
-        "tokens": seen.counts.tokens,
-        "rounds": dict(seen.counts.rounds),
-        "hit_rate": seen.hit_rate,
-        "acceptance_length": seen.acceptance_length,
-        "hidden_draft_share": seen.hidden_draft_share,
-        "fallbacks": dict(seen.counts.misses),
-        "memory": _memory(seen),
-        "timeline": timeline(seen),
+        "waiting": max(admission.texts - activity.running, 0),
+        "tokens": activity.counts.tokens,
+        "rounds": dict(activity.counts.rounds),
+        "hit_rate": activity.hit_rate,
+        "acceptance_length": activity.acceptance_length,
+        "hidden_draft_share": activity.hidden_draft_share,
+        "fallbacks": dict(activity.counts.misses),
+        "memory": _memory(activity),
+        "timeline": timeline(activity),
     }
 
 
-def timeline(seen: EngineActivity) -> dict[str, Any]:
+def timeline(activity: EngineActivity) -> dict[str, Any]:
     """The last programs of the target that followed each other, and the draft's work beside them.
 
     Each is (begin, end, kind, text).
     """
-    target = _together(seen.target)
+    target = _together(activity.target)
     if not target:
         return {"target": [], "draft": []}
     begin = target[0].begin
 
     def place(span: TargetSpan | Busy) -> tuple[float, float]:
-        return round(1e3 * (span.begin - seen.now), 3), round(1e3 * (span.end - seen.now), 3)
+        return round(1e3 * (span.begin - activity.now), 3), round(
+            1e3 * (span.end - activity.now), 3
+        )
 
     return {
         "target": [(*place(span), _kind(span), _text(span)) for span in target],
         "draft": [
             (*place(span), "forward" if span.kind in FORWARDS else "other", span.kind, span.worker)
-            for span in seen.draft
+            for span in activity.draft
             if span.end > begin
         ],
     }
@@ -121,28 +123,28 @@ def _text(span: TargetSpan) -> str:
     return f"{texts}, {span.tokens} tokens, {accepted}{hits}"
 
 
-def _memory(seen: EngineActivity) -> dict[str, Any]:
+def _memory(activity: EngineActivity) -> dict[str, Any]:
     """Bytes of this process and of its accelerators, and pages of keys and values."""
     limit, _ = memory_limit()
     jax = sys.modules.get("jax")
     devices = []
-    if jax is not None and seen.mode is not None:
-        statistics_of = [(device, device.memory_stats()) for device in jax.local_devices()]
+    if jax is not None and activity.mode is not None:
+        memories = [(device, device.memory_stats()) for device in jax.local_devices()]
         devices = [
             {
                 "name": f"{device.device_kind} {device.id}",
-                "used": known.get("bytes_in_use", 0),
-                "limit": known.get("bytes_limit"),
+                "used": memory.get("bytes_in_use", 0),
+                "limit": memory.get("bytes_limit"),
             }
-            for device, known in statistics_of
-            if known
+            for device, memory in memories
+            if memory
         ]
     return {
         "process": _resident(),
         "limit": limit,
         "devices": devices,
-        "used_pages": seen.used_pages,
-        "pages": seen.pages,
+        "used_pages": activity.used_pages,
+        "pages": activity.pages,
     }
 
 

@@ -92,10 +92,10 @@ class ProgramStore:
     def _read(self, path: Path) -> tuple[str | None, bytes]:
         """Why an entry is not trusted; and what it holds, if it is read."""
         with open(path, "rb", opener=_without_waiting) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 return "is no file", b""
-            if not self._secret and (problem := _not_trusted(about)):
+            if not self._secret and (problem := _not_trusted(status)):
                 return problem, b""
             return None, file.read()
 
@@ -169,11 +169,11 @@ def open_store(settings: StoreSettings) -> ProgramStore | None:
     return None
 
 
-def _not_trusted(about: os.stat_result) -> str | None:
+def _not_trusted(status: os.stat_result) -> str | None:
     """Why others may have written a file or directory; None if they cannot have."""
-    if about.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         return "belongs to another user"
-    return "can be written by others" if about.st_mode & _OTHERS_WRITE else None
+    return "can be written by others" if status.st_mode & _OTHERS_WRITE else None
 
 
 def say_unused(

@@ -66,7 +66,7 @@ def compile_or_load(
     if store is None:
         return lowered.compile(dict(options or {}) or None), None
     # The text lacks arguments that are not used, and which types are weak.
-    about = (
+    facts = (
         conditions(devices[0].client),
         *(lowered.as_text(), _ADDRESS.sub("", str(traced.jaxpr)), str(traced.jaxpr.out_avals)),
         *(str(lowered.in_tree), str(lowered.out_tree), str(lowered.args_info)),
@@ -74,7 +74,7 @@ def compile_or_load(
         sorted((options or {}).items()),
         (jax.process_index(), jax.process_count()),
     )
-    key = f"{_NO_NAME.sub('_', traced.fun_name)}-{digest(about)}"
+    key = f"{_NO_NAME.sub('_', traced.fun_name)}-{digest(facts)}"
     program = load(store, key, devices)
     if program is None:
         program = lowered.compile(dict(options or {}) or None)
@@ -106,9 +106,9 @@ def _store(store: ProgramStore, key: str, program: jax.stages.Compiled) -> None:
     store.put(key, zlib.compress(entry))
 
 
-def digest(about: Any) -> str:
+def digest(values: Any) -> str:
     """Hash of values whose `repr` says all of them."""
-    return hashlib.sha256(repr(about).encode()).hexdigest()
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 class StoredJit:

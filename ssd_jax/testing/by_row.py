@@ -60,31 +60,31 @@ def rows_of(batch: DraftBatch) -> list[DraftRow]:
 
 def promotion_of(rows: Sequence[Promoted], slots: int, k: int) -> Promotion:
     """The promotion of these rows; the other slots are idle."""
-    made = no_promotion(slots, k)
+    promotion = no_promotion(slots, k)
     for row in rows:
         slot = row.slot
-        made.position[slot], made.pending[slot] = row.position, row.pending
-        made.winner[slot] = row.winner
-        made.tokens[slot, : len(row.tokens)] = row.tokens
-        made.limit[slot] = row.limit if row.winner >= 0 else len(row.tokens)
+        promotion.position[slot], promotion.pending[slot] = row.position, row.pending
+        promotion.winner[slot] = row.winner
+        promotion.tokens[slot, : len(row.tokens)] = row.tokens
+        promotion.limit[slot] = row.limit if row.winner >= 0 else len(row.tokens)
     committed = pad_rows({row.slot: row.committed for row in rows}, slots, k + 1)
-    return made._replace(committed=committed)
+    return promotion._replace(committed=committed)
 
 
-def promoted(made: Promotion) -> list[Promoted]:
+def promoted(promotion: Promotion) -> list[Promoted]:
     """The rows that are not idle."""
     rows = []
-    for slot in np.flatnonzero(made.position != IDLE).tolist():
-        winner, limit = int(made.winner[slot]), int(made.limit[slot])
-        committed = [token for token in made.committed[slot].tolist() if token >= 0]
+    for slot in np.flatnonzero(promotion.position != IDLE).tolist():
+        winner, limit = int(promotion.winner[slot]), int(promotion.limit[slot])
+        committed = [token for token in promotion.committed[slot].tolist() if token >= 0]
         rows.append(
             Promoted(
                 slot,
-                int(made.position[slot]),
-                int(made.pending[slot]),
+                int(promotion.position[slot]),
+                int(promotion.pending[slot]),
                 committed,
                 winner,
-                [] if winner >= 0 else made.tokens[slot, :limit].tolist(),
+                [] if winner >= 0 else promotion.tokens[slot, :limit].tolist(),
                 limit if winner >= 0 else 0,
             )
         )

@@ -70,41 +70,41 @@ class FakeTarget:
         self.slots, self.context, self.max_chunk = slots, context, max_chunk
         self._script = script
         self._pages = [[-1] * context for _ in range(slots)]
-        self._given: list[list[int]] = [[] for _ in range(slots)]
-        self._reused, self._most = [0] * slots, [0] * slots
+        self._prefilled: list[list[int]] = [[] for _ in range(slots)]
+        self._reused, self._prompt_ends = [0] * slots, [0] * slots
         self.pages: dict[int, tuple[int, ...]] = {}
         self.opened: list[SlotOpening] = []
         self.calls: list[str] = []
 
     def open(self, opening: SlotOpening) -> None:
-        self._given[opening.slot], self._most[opening.slot] = [], opening.prompt
+        self._prefilled[opening.slot], self._prompt_ends[opening.slot] = [], opening.prompt
         self._reused[opening.slot] = opening.reused
         self.pages[opening.slot] = tuple(opening.pages)
         self.opened.append(opening)
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
-        had = self.pages[slot]
-        assert len(pages) > len(had)
-        assert tuple(pages[: len(had)]) == had
+        pages_before = self.pages[slot]
+        assert len(pages) > len(pages_before)
+        assert tuple(pages[: len(pages_before)]) == pages_before
         self.pages[slot] = tuple(pages)
 
     def prefill(self, slot: int, tokens: Sequence[int], offset: int) -> None:
         assert 0 < len(tokens) - max(self._reused[slot] - offset, 0) <= self.max_chunk
-        assert offset == len(self._given[slot])
-        self._given[slot] += tokens
+        assert offset == len(self._prefilled[slot])
+        self._prefilled[slot] += tokens
         self._chunk = slot, offset
         self._pages[slot][offset : offset + len(tokens)] = tokens
         self.calls.append("prefill")
 
     def prefill_last(self, slot: int, tokens: Sequence[int], offset: int) -> Ready:
         self.prefill(slot, tokens, offset)
-        prompt = self._given[slot]
+        prompt = self._prefilled[slot]
         return Ready([[self._script(prompt, len(prompt))]])
 
     def score(self, slot: int, tokens: Sequence[int]) -> Scored:
         """Scores, by `pair_score`, of the tokens behind those of the prefill just before."""
         assert self._chunk[0] == slot
-        before = self._given[slot][self._chunk[1] :]
+        before = self._prefilled[slot][self._chunk[1] :]
         assert 0 < len(tokens) <= len(before)
         self.calls.append("score")
         return Scored([pair_score(*pair) for pair in zip(before, tokens, strict=False)])
@@ -120,7 +120,7 @@ class FakeTarget:
         for slot, length in enumerate(lengths):
             if length == IDLE:
                 continue
-            prompt = self._given[slot][: self._most[slot]]
+            prompt = self._prefilled[slot][: self._prompt_ends[slot]]
             self._pages[slot][length] = tokens[slot]
             expected = prompt + [self._script(prompt, at) for at in range(len(prompt), length + 1)]
             assert self._pages[slot][: length + 1] == expected
@@ -168,13 +168,13 @@ class FakeDrafter:
         self.k, self._slots = k, slots
         self._script, self._wrong, self._length = script, wrong, length
         self._texts: list[list[int]] = [[] for _ in range(slots)]
-        self._prompts, self._most = [0] * slots, [0] * slots
+        self._prompts, self._prompt_ends = [0] * slots, [0] * slots
         self._ended = [False] * slots  # whether the text was said to end where it does
         self.limits: list[int] = []
         self.speculated = 0
 
     def open(self, opening: SlotOpening) -> None:
-        self._texts[opening.slot], self._most[opening.slot] = [], opening.prompt
+        self._texts[opening.slot], self._prompt_ends[opening.slot] = [], opening.prompt
 
     def set_pages(self, slot: int, pages: Sequence[int]) -> None:
         pass
@@ -182,8 +182,11 @@ class FakeDrafter:
     def prefill(self, slot: int, tokens: Sequence[int], offset: int, *, last: bool) -> None:
         assert offset == len(self._texts[slot])
         self._texts[slot] += tokens
-        self._prompts[slot], self._ended[slot] = min(len(self._texts[slot]), self._most[slot]), last
-        if last and len(self._texts[slot]) > self._most[slot]:
+        self._prompts[slot], self._ended[slot] = (
+            min(len(self._texts[slot]), self._prompt_ends[slot]),
+            last,
+        )
+        if last and len(self._texts[slot]) > self._prompt_ends[slot]:
             del self._texts[slot][-1]  # the first round repeats the pending token
 
     def gather(self, until: Callable[[], bool]) -> None:

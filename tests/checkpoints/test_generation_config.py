@@ -26,8 +26,8 @@ TAKEN = {name: HOT[name] for name in HOT if name != "do_sample"}
 def directory(tiny_checkpoint, tmp_path):
     """A checkpoint that says how to sample from it."""
     path = shutil.copytree(tiny_checkpoint, tmp_path / "model")
-    about = json.loads((path / FILE).read_text())
-    (path / FILE).write_text(json.dumps(about | HOT))
+    fields = json.loads((path / FILE).read_text())
+    (path / FILE).write_text(json.dumps(fields | HOT))
     return path
 
 
@@ -58,8 +58,8 @@ def test_sampling_defaults_of_a_directory_come_from_its_file(directory, written,
 
 
 def test_sampling_defaults_of_gguf_come_from_its_keys(tmp_path):
-    said = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.1}
-    keys = tiny_gguf.metadata("llama") | {f"general.sampling.{k}": v for k, v in said.items()}
+    settings = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.1}
+    keys = tiny_gguf.metadata("llama") | {f"general.sampling.{k}": v for k, v in settings.items()}
     path = tiny_gguf.write(tmp_path / "m.gguf", "llama", tiny.hf_tensors("llama"), keys=keys)
     assert read_sampling(open_checkpoint(str(path))) == (path, TAKEN | {"min_p": 0.05})
     plain = tiny_gguf.write(tmp_path / "n.gguf", "llama", tiny.hf_tensors("llama"))
@@ -96,17 +96,17 @@ def test_flags_override_sampling_defaults_and_a_line_says_what_is_taken(
 ):
     assert parsed(capsys, directory) == (SamplingParams(), "")
     auto = "--generation_config=auto"
-    params, said = parsed(capsys, directory, auto, "--top_p=1", "--max_tokens=9")
+    params, line = parsed(capsys, directory, auto, "--top_p=1", "--max_tokens=9")
     assert params == SamplingParams(**TAKEN | {"top_p": 1.0}, max_tokens=9)
     taken = "temperature = 0.7, top_k = 20, repetition_penalty = 1.1"
-    assert said == f"generation_config auto: the checkpoint's {taken}\n"
+    assert line == f"generation_config auto: the checkpoint's {taken}\n"
     file = tmp_path / "settings.toml"
     file.write_text('temperature = 0.0\ngeneration_config = "auto"\n')
-    params, said = parsed(capsys, directory, f"--config={file}")
+    params, line = parsed(capsys, directory, f"--config={file}")
     assert (params.temperature, params.top_k) == (0.0, 20)
     (directory / FILE).unlink()
-    _, said = parsed(capsys, directory, auto)
-    assert said == "generation_config auto: nothing of the checkpoint's is taken\n"
+    _, line = parsed(capsys, directory, auto)
+    assert line == "generation_config auto: nothing of the checkpoint's is taken\n"
 
 
 def test_a_converted_checkpoint_keeps_its_sampling_defaults(directory, tmp_path):

@@ -123,7 +123,8 @@ def test_a_configuration_needs_no_weights(cache):
 def test_no_weights_are_asked_for_where_the_configuration_will_do(cache, monkeypatch):
     asked = {}
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda repo, **said: asked.update(said) or "there"
+        "huggingface_hub.snapshot_download",
+        lambda repo, **arguments: asked.update(arguments) or "there",
     )
     assert resolve_configuration("hf:org/tiny@v1") == Path("there")
     assert (asked["allow_patterns"], asked["revision"]) == (["config.json"], "v1")
@@ -147,7 +148,8 @@ def test_of_folders_only_chat_templates_are_fetched(monkeypatch, tmp_path, file,
     (tmp_path / "model.safetensors").touch()
     asked = {}
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda repo, **said: asked.update(said) or tmp_path
+        "huggingface_hub.snapshot_download",
+        lambda repo, **arguments: asked.update(arguments) or tmp_path,
     )
     resolve("hf:org/tiny")
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}

@@ -186,8 +186,8 @@ def test_too_little_room_is_said_before_anything_is_read(tmp_path, source, monke
 
 def test_a_disk_that_fills_up_is_said_in_one_error(tmp_path, tiny_checkpoint, caplog):
     source = open_checkpoint(str(tiny_checkpoint))
-    said = r"out cannot be written: .*File too large.*; make"
-    with files_of_at_most(1000), pytest.raises(SsdError, match=said):
+    message = r"out cannot be written: .*File too large.*; make"
+    with files_of_at_most(1000), pytest.raises(SsdError, match=message):
         orbax.write_checkpoint(tmp_path / "out", source, "bfloat16")
     assert list(tmp_path.iterdir()) == []
     assert not caplog.records

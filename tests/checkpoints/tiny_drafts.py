@@ -49,7 +49,7 @@ def write(
     """A draft of the first layers of the tiny target of this seed, made worse by noise."""
     config, tied = parts(target, ids, layers)
     if tensors is None:
-        tensors = own(config.family, seed=seed, noise=noise, layers=layers)
+        tensors = trained_tensors(config.family, seed=seed, noise=noise, layers=layers)
     write_draft(
         directory,
         config=config,
@@ -61,7 +61,7 @@ def write(
     return directory
 
 
-def own(
+def trained_tensors(
     family: str = "llama", *, seed: int = 0, noise: float = 0.0, layers: int = 1
 ) -> dict[str, np.ndarray]:
     """The tensors that such a draft has of its own, bfloat16."""

@@ -30,7 +30,7 @@ def _any_jax(monkeypatch):
 
 @pytest.mark.usefixtures("_any_jax")
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"target": None}, "give --target, as in ssd-jax aot --target="),
         ({"draft": None}, "give --draft, as in"),
@@ -70,11 +70,11 @@ def _any_jax(monkeypatch):
         ({"mesh": "tensor=7", "devices": None, "compile": "false"}, "7 devices divide nothing"),
     ],
 )
-def test_impossible_flags_of_aot_are_refused(changes, said, capsys):
+def test_impossible_flags_of_aot_are_refused(changes, message, capsys):
     assert main(flags(**changes)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ssd-jax aot: ")
-    assert said in line
+    assert message in line
 
 
 def test_jax_that_compiles_kernels_alone_is_refused_in_a_line(capsys, monkeypatch):
@@ -114,19 +114,19 @@ def test_aot_says_what_fits_without_a_compiler(config, changes, modes, memory, c
 def test_aot_says_what_does_not_fit_with_sizes_and_a_remedy(capsys):
     large = {"target": "llama-3.1-70b", "devices": "4", "compile": "false"}
     assert main(flags(**large)) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "ar 4 does not fit: target on 4: weights and pages are 33." in said
-    assert said.endswith("take more devices, fewer slots, less context or int8")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ar 4 does not fit: target on 4: weights and pages are 33." in printed
+    assert printed.endswith("take more devices, fewer slots, less context or int8")
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_aot_says_how_many_experts_the_busiest_device_reads(parallel, capsys):
     of_experts = {"target": "qwen3-30b-a3b", "draft": "qwen3-0.6b", "compile": "false"}
     assert main(flags(**of_experts, expert_parallel=str(parallel).lower())) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("budget = 16, expert_parallel" in said) == parallel
-    assert ("1 row uses 8 (2.5 of one device's 16), 5 rows use 35" in said) == parallel
-    assert ("1 row uses 8, 5 rows use 35, if all are chosen alike" in said) != parallel
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("budget = 16, expert_parallel" in printed) == parallel
+    assert ("1 row uses 8 (2.5 of one device's 16), 5 rows use 35" in printed) == parallel
+    assert ("1 row uses 8, 5 rows use 35, if all are chosen alike" in printed) != parallel
 
 
 def test_both_models_of_a_pair_may_have_weights_of_few_bits(capsys):
@@ -134,9 +134,9 @@ def test_both_models_of_a_pair_may_have_weights_of_few_bits(capsys):
     mxfp4 = {"weights": "mxfp4", "draft_weights": "mxfp4", "compile": "false"}
     given = {"target": "gpt-oss-120b", "draft": "gpt-oss-20b", "devices": "8"}
     assert main(flags(**given, **mxfp4)) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("gpt-oss-120b (mxfp4) with gpt-oss-20b (mxfp4) on 8 v5e: ")
-    assert "have room for weights and pages of ar 8, sd 8; programs need more" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("gpt-oss-120b (mxfp4) with gpt-oss-20b (mxfp4) on 8 v5e: ")
+    assert "have room for weights and pages of ar 8, sd 8; programs need more" in printed
     assert main(flags(**given, compile="false")) == 0
     assert "nothing fits 8 v5e" in " ".join(capsys.readouterr().out.split())
 
@@ -165,9 +165,9 @@ def test_aot_writes_a_page_of_a_pair_and_a_split(config, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     given = {"target": config, "draft": config, "chip": "v5e", "devices": "2", "k": "2"}
     assert main(flags(**given, context="256", draft_devices="1", budget="4")) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for line in ("ar 2: target", "sd 2: target and draft", "ssd 1 + 1: draft", "ssd 1 + 1 "):
-        assert line in said
+        assert line in printed
     for program in (
         "forward 0",
         "forward 2",
@@ -175,10 +175,10 @@ def test_aot_writes_a_page_of_a_pair_and_a_split(config, capsys, monkeypatch):
         "expand 2 sampled",
         "promote 2",
     ):
-        assert program in said
-    assert "0.6  " in said
+        assert program in printed
+    assert "0.6  " in printed
     verdicts = ("SSD pays on 2 v5e", "SSD does not pay on 2 v5e")
-    assert sum(line.startswith(verdicts) for line in said.splitlines()) == 1
+    assert sum(line.startswith(verdicts) for line in printed.splitlines()) == 1
 
 
 @pytest.mark.aot

@@ -103,9 +103,9 @@ def test_a_pipe_without_an_entry_to_answer_loads_nothing(
 def test_a_bad_file_does_not_end_a_chat(tiny_checkpoint, capsys, monkeypatch, command):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{command}\n/foo\n"))
     assert main(["chat", f"--target={tiny_checkpoint}", *NO_LOAD]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    assert "unknown command /foo" in said[1]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "unknown command /foo" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_chat_refuses_messages_that_leave_no_room_for_an_answer(refused, flags, 
 
 
 def test_bench_names_the_prompt_that_does_not_fit(refused, prompts):
-    said = refused("bench", *NO_LOAD, f"--prompts={prompts}")
-    assert f"prompt {prompts}:0: the prompt has 1017 tokens" in said
+    error = refused("bench", *NO_LOAD, f"--prompts={prompts}")
+    assert f"prompt {prompts}:0: the prompt has 1017 tokens" in error
 
 
 def test_demo_checks_its_prompt(refused):
@@ -134,8 +134,8 @@ def test_demo_checks_its_prompt(refused):
 
 def test_compare_names_the_prompt_that_does_not_fit(refused, tmp_path, prompts):
     files = [str(outputs(tmp_path / name, [1, n])) for n, name in enumerate(("a", "b"))]
-    said = refused("compare", *files, f"--prompt_file={prompts}", *NO_LOAD)
-    assert f"prompt_index 0 of {prompts}: the prompt has 1017 tokens" in said
+    error = refused("compare", *files, f"--prompt_file={prompts}", *NO_LOAD)
+    assert f"prompt_index 0 of {prompts}: the prompt has 1017 tokens" in error
 
 
 def test_bench_checks_that_its_text_has_a_window(refused, tmp_path):
@@ -235,10 +235,10 @@ def test_settings_of_a_file_name_it_and_the_key(tmp_path, capsys, text, flags, m
     path = tmp_path / "settings.toml"
     path.write_text(text)
     assert main(["generate", "--prompt=x", f"--config={path}", *flags]) == 2
-    said = capsys.readouterr().err
-    assert message.format(path=path) in said
-    assert said.count("\n") == 1
-    assert (str(path) in said) == ("{path}" in message)
+    stderr = capsys.readouterr().err
+    assert message.format(path=path) in stderr
+    assert stderr.count("\n") == 1
+    assert (str(path) in stderr) == ("{path}" in message)
 
 
 def test_numbers_of_bench_name_the_file_too(tmp_path, refused):

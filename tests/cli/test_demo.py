@@ -105,12 +105,12 @@ def test_the_rounds_that_are_drawn_are_those_of_the_answer_that_was_shown():
 def test_settings_of_a_draft_need_one(name, tmp_path, capsys):
     value = "int8" if name == "draft_dtype" else "1"
     assert main(["demo", f"--{name}={value}"]) == 2
-    said = f"{name} = '{value}' is for a draft of yours; give --draft, too"
-    assert said in capsys.readouterr().err
+    message = f"{name} = '{value}' is for a draft of yours; give --draft, too"
+    assert message in capsys.readouterr().err
     file = tmp_path / "settings.toml"
     file.write_text(f'{name} = "{value}"')
     assert main(["demo", f"--config={file}"]) == 2
-    assert f"config {file}: {said}" in capsys.readouterr().err
+    assert f"config {file}: {message}" in capsys.readouterr().err
 
 
 def test_a_mode_is_taken_at_its_word(capsys, monkeypatch):

@@ -135,8 +135,8 @@ def test_chat_keeps_what_came_of_a_failed_answer(fake, monkeypatch, tmp_path):
     assert "ended by an error]" in err
     assert err.endswith("ssd-jax chat: 1 answers ended with finish_reason error; ask again\n")
     (line,) = (tmp_path / "talk.jsonl").read_text().splitlines()
-    said = [message["content"] for message in json.loads(line)["messages"]]
-    assert said == ["one", "so", "two", "so"]
+    contents = [message["content"] for message in json.loads(line)["messages"]]
+    assert contents == ["one", "so", "two", "so"]
 
 
 def test_bench_leaves_failed_runs_out_of_its_figures(fake, prompts):

@@ -28,7 +28,7 @@ from ssd_jax.tools.aot import pair
 from ssd_jax.tools.distill import stages
 
 SETTINGS = [field.name for kind in (Config, SamplingParams) for field in dataclasses.fields(kind)]
-OWN = {
+VALUES = {
     "generate": ["prompt", "prompt_file", "json", "compare"],
     "serve": ["port", "max_queue", "max_body", "drain_seconds"],
     "chat": ["system", "history"],
@@ -164,7 +164,7 @@ def command_line(rng, place, target):
     command = rng.choice(list(COMMANDS))
     values = [*WORDS, str(target), str(place), *(f"{place}/{name}" for name in FILES)]
     arguments = [*rng.choice(starts(command, place, target))]
-    names = OWN[command]
+    names = VALUES[command]
     if command not in NO_MODEL:
         arguments.insert(0, f"--target={target}")
         names = rng.choice([names, [*SETTINGS, "config"]])

@@ -137,15 +137,15 @@ def test_settings_come_from_toml_and_flags_override(generate, tmp_path):
     lines = "max_tokens = 2\nignore_eos = true\ntemperature = 2.0\nseed = 4\nslots = 4\n"
     path.write_text(lines, encoding="utf-8-sig")  # as editors on Windows write it
 
-    def said(*arguments):
+    def generated(*arguments):
         status, out, _ = generate("--prompt=hello", "--json", *arguments)
         assert status == 0
         return json.loads(out)["token_ids"]
 
-    sampled = said("--ignore_eos", "--temperature=2", "--seed=4")
-    assert said(f"--config={path}") == sampled  # COMMON has --max_tokens
+    sampled = generated("--ignore_eos", "--temperature=2", "--seed=4")
+    assert generated(f"--config={path}") == sampled  # COMMON has --max_tokens
     assert len(sampled) == 5
-    assert said(f"--config={path}", "--temperature=0") == said("--ignore_eos") != sampled
+    assert generated(f"--config={path}", "--temperature=0") == generated("--ignore_eos") != sampled
 
 
 def test_unknown_keys_of_a_config_file_name_the_nearest_one(tmp_path, capsys):

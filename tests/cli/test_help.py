@@ -25,10 +25,10 @@ def helped(command, capsys):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_80_columns_and_has_a_text_for_every_flag(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    usage, _, about, *lines = helped(command, capsys)
+    usage, _, description, *lines = helped(command, capsys)
     assert usage.startswith(f"usage: ssd-jax {command} ")
-    assert about == COMMANDS[command]
-    assert max(map(len, [usage, about, *lines])) <= 80
+    assert description == COMMANDS[command]
+    assert max(map(len, [usage, description, *lines])) <= 80
     assert "  --help              show this help" in lines
     for line in lines:
         assert line.startswith(("  --", " " * 22)) or line.endswith(":") or not line, line
@@ -54,7 +54,7 @@ def test_help_of_a_command_is_its_own(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "flag", "said"),
+    ("command", "flag", "default"),
     [
         ("generate", "temperature", "(default 0.0)"),
         ("generate", "seed", "(default 0)"),
@@ -66,9 +66,9 @@ def test_help_of_a_command_is_its_own(command, capsys):
         ("demo", "mode", "default: sd with --draft; without it every mode"),
     ],
 )
-def test_help_tells_every_default(command, flag, said, capsys):
-    about = "\n".join(helped(command, capsys)).split(f"  --{flag} ")[1].split("\n  --")[0]
-    assert said in " ".join(about.split())
+def test_help_tells_every_default(command, flag, default, capsys):
+    description = "\n".join(helped(command, capsys)).split(f"  --{flag} ")[1].split("\n  --")[0]
+    assert default in " ".join(description.split())
 
 
 def test_flags_are_in_groups_the_commands_own_first(capsys):

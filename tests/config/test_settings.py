@@ -49,9 +49,9 @@ def test_the_type_of_a_keyword_is_what_the_setting_takes(name):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_setting_is_under_one_heading_and_has_a_flag_of_its_type(name):
-    about, flag = FIELDS[name].metadata, settings.new_flags()[name]
-    assert name in settings_where(group=about["group"])
-    assert flag.help.split() == about["help"].split()
+    metadata, flag = FIELDS[name].metadata, settings.new_flags()[name]
+    assert name in settings_where(group=metadata["group"])
+    assert flag.help.split() == metadata["help"].split()
     assert flag.boolean == (bool in taken(TYPES[name]))
 
 
@@ -65,8 +65,8 @@ def test_a_setting_is_under_one_heading_and_has_a_flag_of_its_type(name):
 )
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_setting_is_refused_where_what_it_needs_is_missing(name, given, missing):
-    about = FIELDS[name].metadata
-    value = about["choices"][0] if about["choices"] else (about["within"] or "d")[0]
+    metadata = FIELDS[name].metadata
+    value = metadata["choices"][0] if metadata["choices"] else (metadata["within"] or "d")[0]
     try:
         Config(**{name: value, **given})
     except InputError as error:
@@ -74,4 +74,4 @@ def test_a_setting_is_refused_where_what_it_needs_is_missing(name, given, missin
     else:
         refused = ""
     if name not in given:
-        assert ("means nothing with" in refused) == (about["needs"] in missing), refused
+        assert ("means nothing with" in refused) == (metadata["needs"] in missing), refused

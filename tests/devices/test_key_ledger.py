@@ -128,7 +128,7 @@ class Draw(NamedTuple):
 
     Attributes:
       weights: of every id; of an acceptance p(x) / q(x).
-      said: the token; of an acceptance whether x was accepted.
+      token: that was drawn; of an acceptance whether x was accepted.
     """
 
     name: tuple[int, int]
@@ -136,7 +136,7 @@ class Draw(NamedTuple):
     position: int
     purpose: Purpose
     weights: Any
-    said: int
+    token: int
 
     @property
     def key(self) -> tuple:
@@ -207,8 +207,8 @@ def right(draws: list[Draw]) -> tuple[list[Draw], int]:
             last = np.sort(scores, axis=1)[:, -2:]
             margin = last[:, 1] - last[:, 0]
         near += int((margin <= NEAR).sum())
-        said = np.array([draw.said for draw in those])
-        wrong += [those[place] for place in np.flatnonzero((said != found) & (margin > NEAR))]
+        drawn = np.array([draw.token for draw in those])
+        wrong += [those[place] for place in np.flatnonzero((drawn != found) & (margin > NEAR))]
     return wrong, near
 
 
@@ -360,9 +360,9 @@ def laws_along(rows: list[Row], target) -> list[list[np.ndarray]]:
     logits = our_logits(target, padded)[..., : tiny.TOKENS]
 
     def law_at(row: Row, logits: np.ndarray, place: int) -> np.ndarray:
-        said = [*row.output, *row.tokens[:place].tolist()]
+        output = [*row.output, *row.tokens[:place].tolist()]
         settings = law.as_rows(row.settings)
-        return next_law(logits[row.start + place], settings, row.prompt, said)
+        return next_law(logits[row.start + place], settings, row.prompt, output)
 
     return [
         [law_at(row, logits_of_row, place) for place in range(row.length + 1)]
@@ -431,7 +431,7 @@ def test_the_first_token_after_one_token_is_drawn_too(llm, checkpoints):
     draws = consumed(rows, checkpoints[0])
     wrong, _ = right(draws)
     assert wrong == []
-    assert sum(draw.said != draw.weights.argmax() for draw in draws) > 2
+    assert sum(draw.token != draw.weights.argmax() for draw in draws) > 2
 
 
 REAL = {"submesh": {"target_devices": "1", "draft_devices": "4"}, "process": {}}

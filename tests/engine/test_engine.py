@@ -351,11 +351,11 @@ def test_a_stop_string_inside_an_accepted_block_ends_text_and_counters_there():
 @pytest.mark.parametrize("k", [1, 2, 3, 8])
 def test_a_stop_string_and_an_end_in_one_block_say_what_single_tokens_say(k):
     """The stop string's last token begins a character, which is cut off with it."""
-    said = [3, 3, 4, EOS]
+    tokens = [3, 3, 4, EOS]
     pieces = {3: b"ab", 4: b"STOP\xe2"}
 
     def script(prompt, position):
-        return said[min(position - len(prompt), 3)]
+        return tokens[min(position - len(prompt), 3)]
 
     def text(drafter):
         def streams(_after, *, skip_special, visible_ids):

@@ -97,7 +97,7 @@ def test_a_trace_has_the_text_of_every_round(tmp_path):
 
 
 def test_text_beyond_the_limit_of_a_trace_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("ssd_jax.engine.rounds.trace.MOST_BYTES", 1200)
+    monkeypatch.setattr("ssd_jax.engine.rounds.trace.MAX_BYTES", 1200)
     recorder = Trace(tmp_path / "trace.json")
     streamed(["hit"] * 9, recorder.engine("ssd"))
     recorder.write()

@@ -380,7 +380,7 @@ def test_a_model_is_loaded_once_whoever_needs_it_or_asks_for_it(tiny_checkpoint,
 
 
 def test_a_model_whose_costs_were_not_measured_is_loaded_again(tiny_checkpoint, monkeypatch):
-    def stop(_said):
+    def stop(_event):
         raise KeyboardInterrupt
 
     loads = loads_of(monkeypatch)

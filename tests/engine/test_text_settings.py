@@ -8,19 +8,19 @@ from ssd_jax.errors import InputError
 from tests.engine.letters import EOS, drain, ids, make, outputs, request, speculate
 from tests.speculation.watched import ssd
 
-SPECIAL, OWN = 7, 9
+SPECIAL, CUSTOM = 7, 9
 
 
 def script(text):
     """Writes a text, with `|` for a special token and `#` for an id that may end it; then EOS."""
-    said = [{"|": SPECIAL, "#": OWN}.get(letter, ord(letter)) for letter in text]
-    return lambda prompt, at: said[at - len(prompt)] if at - len(prompt) < len(said) else EOS
+    tokens = [{"|": SPECIAL, "#": CUSTOM}.get(letter, ord(letter)) for letter in text]
+    return lambda prompt, at: tokens[at - len(prompt)] if at - len(prompt) < len(tokens) else EOS
 
 
 ENGINES = {
-    "ar": lambda said: make(said, context=64)[1],
-    "sd": lambda said: speculate(said, wrong=lambda at: at % 5 == 0, context=64)[2],
-    "ssd": lambda said: ssd(said, context=64).engine,
+    "ar": lambda tokens: make(tokens, context=64)[1],
+    "sd": lambda tokens: speculate(tokens, wrong=lambda at: at % 5 == 0, context=64)[2],
+    "ssd": lambda tokens: ssd(tokens, context=64).engine,
 }
 
 
@@ -76,8 +76,8 @@ def test_a_shown_special_token_can_be_part_of_a_stop_string(write):
 
 
 def test_the_reason_of_a_stop_is_its_id_unless_it_is_eos(write):
-    found = write("ab#cd", stop_token_ids=[OWN])
-    assert (found.text, found.token_ids[-1], found.stop_reason) == ("ab", OWN, OWN)
+    found = write("ab#cd", stop_token_ids=[CUSTOM])
+    assert (found.text, found.token_ids[-1], found.stop_reason) == ("ab", CUSTOM, CUSTOM)
     ended = write("ab")
     assert (ended.finish_reason, ended.token_ids[-1], ended.stop_reason) == ("stop", EOS, None)
 

@@ -29,7 +29,7 @@ class Script:
     on_device, timed, asks_first, branches = False, False, False, False
 
     def __init__(self, activities, sources, looks):
-        self.now, self.told = 0.0, iter(zip(activities, sources, looks, strict=True))
+        self.now, self.reports = 0.0, iter(zip(activities, sources, looks, strict=True))
 
     def clock(self):
         return self.now
@@ -64,7 +64,7 @@ class Script:
 
     def propose(self, batch):
         self.now += 2
-        done, source, look = next(self.told)
+        done, source, look = next(self.reports)
         lookup = CacheLookup(
             *(np.array([row, -1]) for row in (0, *look[:2], -1 if look[2] is None else look[2])),
             lengths=np.array([[look[3]], [0]]),

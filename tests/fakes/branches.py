@@ -27,7 +27,7 @@ class Record:
     won: bool = False
 
 
-def told(
+def as_branch_tokens(
     branches: Mapping[int, Sequence[Branch | None]],
     shape: tuple[int, int, int],
     forwards: int,

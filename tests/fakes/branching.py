@@ -10,7 +10,7 @@ import numpy as np
 from ssd_jax.roles.records import BranchTokens, Drafted, Promotion, SlotOpening, pad_rows
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.testing.by_row import Promoted, promoted
-from tests.fakes.branches import Branch, Record, told
+from tests.fakes.branches import Branch, Record, as_branch_tokens
 from tests.fakes.stepwise import StepwiseDraft
 
 Script = Callable[[Sequence[int], int], int]
@@ -67,7 +67,7 @@ class FakeBranchingDraft(StepwiseDraft):
         self._new: set[int] = set()  # slots whose request has had no record yet
         self._records: dict[int, Record] = {}
         self._branches: dict[int, list[Branch | None]] = {}
-        self._untold = False  # whether nobody has asked for the branches
+        self._unread = False  # whether nobody has asked for the branches
         self.calls: list[str] = []
         self.moves: list[list[Promoted]] = []
         self.drafted: list[dict[int, int]] = []
@@ -97,7 +97,7 @@ class FakeBranchingDraft(StepwiseDraft):
         moves = promoted(promotion)
         assert moves, "a call for nothing"
         records = {moved.slot: self._moved(moved) for moved in moves}
-        self._records, self._branches, self._untold = records, {}, False
+        self._records, self._branches, self._unread = records, {}, False
         self.calls.append("promote")
         self.moves.append(moves)
 
@@ -196,7 +196,7 @@ class FakeBranchingDraft(StepwiseDraft):
                 for rank in range(count)
             ]
         lengths = {slot: len(self._records[slot].tokens) for slot in self._branches}
-        self._untold = True
+        self._unread = True
         self.calls.append("expand")
         self.expansions.append(
             Expansion(
@@ -211,12 +211,12 @@ class FakeBranchingDraft(StepwiseDraft):
     def branch_tokens(self, forwards: int, until=None) -> BranchTokens:
         assert forwards == 1
         assert self._branches, "there are none"
-        if not self._untold:
-            return self._told
-        self._untold = False
+        if not self._unread:
+            return self._on_host
+        self._unread = False
         self.calls.append("branch_tokens")
         shape = self.slots, self.branches, self.k
-        self._told = told(
+        self._on_host = as_branch_tokens(
             self._branches,
             shape,
             self.expansions[-1].forwards,
@@ -224,7 +224,7 @@ class FakeBranchingDraft(StepwiseDraft):
                 len(self._texts[slot]) + len(branch.path) + place
             ),
         )
-        return self._told
+        return self._on_host
 
     def _branch(self, slot: int, record: Record, k: int, rank: int, forwards: int) -> Branch | None:
         """The tail rule: branches of k = L start one forward later."""

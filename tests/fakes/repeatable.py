@@ -8,7 +8,7 @@ class RepeatableTarget(FakeTarget):
     """Takes tokens of a prompt again."""
 
     def prefill(self, slot, tokens, offset):
-        del self._given[slot][offset:]
+        del self._prefilled[slot][offset:]
         super().prefill(slot, tokens, offset)
 
 

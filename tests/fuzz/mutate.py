@@ -137,9 +137,9 @@ def _safetensors(path: Path, rng: random.Random) -> str:
         return f"a header of {length} bytes"
     if rng.random() < 0.3:
         name = rng.choice(sorted(set(header) - {"__metadata__"}))
-        about = header[name]
-        about["dtype"] = rng.choice(["F64", "I8", "I64", "BOOL", "F8_E4M3", "U16", "XX", 3])
-        done = f"type {about['dtype']} of {name}"
+        tensor = header[name]
+        tensor["dtype"] = rng.choice(["F64", "I8", "I64", "BOOL", "F8_E4M3", "U16", "XX", 3])
+        done = f"type {tensor['dtype']} of {name}"
     else:
         header, done = json_value(header, rng)
     text = json.dumps(header).encode()

@@ -33,7 +33,7 @@ from ssd_jax.tools.distill.settings import read_settings
 from ssd_jax.tools.distill.shards import read_shards
 from ssd_jax.tools.traces.read import read_trace
 
-SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 
 
 def every(*reads: Callable[[], object]) -> None:
@@ -67,7 +67,7 @@ def _speak(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello world, é 123")
     tokenizer.decode(ids, skip_special_tokens=False)
     if tokenizer.has_chat_template:
-        tokenizer.apply_chat_template(SAID, add_generation_prompt=True)
+        tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
 
 
 def _model(path: Path) -> None:

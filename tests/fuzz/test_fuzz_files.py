@@ -121,7 +121,7 @@ def _taken(queue: Iterator, lock: threading.Lock) -> Iterator[tuple[str, int]]:
         yield item
 
 
-def _told(done: list[dict]) -> str:
+def _summary(done: list[dict]) -> str:
     counts = collections.Counter(case["fault"] or case["outcome"] for case in done)
     bad = [case for case in done if case["fault"]]
     listed = "\n".join(f"{json.dumps(case)[:2500]}" for case in bad[:20])
@@ -139,7 +139,7 @@ def _cases(count: int, first: int) -> list[tuple[str, int]]:
 def test_mutated_files_are_read_or_refused(tmp_path, workers):
     done = run(_cases(195, first=0), tmp_path, workers)
     assert len(done) == 195
-    assert not [case for case in done if case["fault"]], _told(done)
+    assert not [case for case in done if case["fault"]], _summary(done)
     assert sum(case["outcome"] == "refused" for case in done) > 60  # mutations do something
     assert sum(case["outcome"] == "read" for case in done) > 20
 
@@ -147,9 +147,9 @@ def test_mutated_files_are_read_or_refused(tmp_path, workers):
 @pytest.mark.slow
 def test_5000_mutated_files_are_read_or_refused(tmp_path):
     done = run(_cases(5000, first=1000), tmp_path, workers=2)
-    print(_told(done))
+    print(_summary(done))
     assert len(done) == 5000
-    assert not [case for case in done if case["fault"]], _told(done)
+    assert not [case for case in done if case["fault"]], _summary(done)
 
 
 if __name__ == "__main__":

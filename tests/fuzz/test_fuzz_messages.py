@@ -19,7 +19,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.wire import codec
 from ssd_jax.wire import host_messages as hosts
 from ssd_jax.wire.fields import ProtocolError
-from tests.wire.sample_messages import MESSAGES, about
+from tests.wire.sample_messages import MESSAGES, spec_of
 
 CASES = 300_000
 MOST_MEGABYTES = 64
@@ -106,7 +106,7 @@ def fuzzed(cases, decode, refusals, messages):
 
 
 def of_a_worker(cases, decode=codec.decode):
-    messages = [(codec.encode(message), about(message)) for message in MESSAGES]
+    messages = [(codec.encode(message), spec_of(message)) for message in MESSAGES]
     return fuzzed(cases, decode, ProtocolError, messages)
 
 

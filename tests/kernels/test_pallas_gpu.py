@@ -326,7 +326,7 @@ def test_every_mutant_is_caught(module, name, monkeypatch):
         shape, variant = FAR, STRADDLING
     if "piece" in name:
         shape = WIDE_HEADS
-    backend = next(name for name, its in pallas_gpu.KERNELS.items() if its is kernel)
+    backend = next(name for name, candidate in pallas_gpu.KERNELS.items() if candidate is kernel)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         check(shape, backend, INTERPRETED, variant, parts=2)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssd_jax.sampling import verification
 from ssd_jax.sampling.proposal import Proposal
-from tests.sampling.rows import QUICKLY, nothing_said, rows
+from tests.sampling.rows import QUICKLY, empty_history, rows
 from tests.sampling.trees import random_parents
 
 SETTINGS = (
@@ -83,7 +83,7 @@ def arguments(
         for row in range(batch)
     ]
     start = rng.integers(0, 100, batch).astype(np.int32)
-    return logits, proposal, rows(*chosen), start, nothing_said(batch, vocab)
+    return logits, proposal, rows(*chosen), start, empty_history(batch, vocab)
 
 
 def as_trees(case: tuple, seed: int) -> tuple[tuple, np.ndarray]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_ABOUT = ("cmdline", "stat")
+_FILES = ("cmdline", "stat")
 
 
 def furnished(root, lines):
@@ -57,6 +57,6 @@ def gone(pids):
     end = time.monotonic() + 120
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         if time.monotonic() > end:
-            said = [Path(f"/proc/{pid}/{file}").read_text() for pid in left for file in _ABOUT]
-            raise AssertionError(f"a process was left: {said}")
+            facts = [Path(f"/proc/{pid}/{file}").read_text() for pid in left for file in _FILES]
+            raise AssertionError(f"a process was left: {facts}")
         time.sleep(0.1)

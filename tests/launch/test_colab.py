@@ -98,15 +98,15 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, tmp_path):
     client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": tmp_path}})
     client.execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    said = ["".join(out.get("text", "") for out in cell.outputs) for cell in code]
-    assert "mode auto takes" in said[1]
-    assert "All three are the same, 128 tokens." in said[2]
-    table = [line.split() for line in said[3].splitlines()[1:]]
+    printed = ["".join(out.get("text", "") for out in cell.outputs) for cell in code]
+    assert "mode auto takes" in printed[1]
+    assert "All three are the same, 128 tokens." in printed[2]
+    table = [line.split() for line in printed[3].splitlines()[1:]]
     assert [row[0] for row in table] == ["ar", "sd", "ssd"]
     assert all(float(row[1]) > 0 for row in table)
     assert 0 < float(table[2][3]) <= 1  # hit rate
-    assert "SSD pays here" in said[4] or "SSD is not worth it here" in said[4]
+    assert "SSD pays here" in printed[4] or "SSD is not worth it here" in printed[4]
     pictures = [out for cell in code for out in cell.outputs if "image/png" in out.get("data", {})]
-    assert "tokens a round, hit rate" in said[5]
-    assert said[6].startswith("ssd k=4, rounds ")
+    assert "tokens a round, hit rate" in printed[5]
+    assert printed[6].startswith("ssd k=4, rounds ")
     assert len(pictures) == 3

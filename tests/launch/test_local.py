@@ -60,10 +60,10 @@ def test_processes_and_a_remote_draft_say_what_one_process_says(root, processes,
     while len(pids := children(local.pid)) < processes + 1:
         assert local.poll() is None, local.communicate()
         time.sleep(0.1)
-    said, err = local.communicate(timeout=300)
+    stdout, err = local.communicate(timeout=300)
     assert local.returncode == 0, err
-    assert texts(said) == texts(alone.stdout)
-    found = [json.loads(line)["metrics"] for line in said.splitlines()]
+    assert texts(stdout) == texts(alone.stdout)
+    found = [json.loads(line)["metrics"] for line in stdout.splitlines()]
     assert all(result["mode"] == "ssd" for result in found)
     gone(pids)
 

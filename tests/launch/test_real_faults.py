@@ -54,10 +54,10 @@ def flags(root):
 def alone(root):
     """What one process says."""
     command = [root / "bin/ssd-jax", *flags(root)]
-    said = subprocess.run(
+    completed = subprocess.run(
         command, env=environment(root), capture_output=True, text=True, check=True
     )
-    return texts(said.stdout)
+    return texts(completed.stdout)
 
 
 class Draft:
@@ -84,8 +84,8 @@ class Draft:
         threading.Thread(target=self._hear, args=(self._process.stderr,), daemon=True).start()
         assert self._serves.wait(120)
 
-    def _hear(self, said):
-        for line in said:
+    def _hear(self, lines):
+        for line in lines:
             if re.search(r"serving \S+ at (\S+) ", line):
                 self._serves.set()
             if "loading for an engine" in line:
@@ -127,16 +127,16 @@ def speaks(root, *of_script, more=(), began=lambda: None):
     first = local.stdout.readline()
     began()
     started = children(local.pid)
-    said, err = local.communicate(timeout=MOST_SECONDS)
+    stdout, err = local.communicate(timeout=MOST_SECONDS)
     assert local.returncode == 0, err
     gone(started)
-    return first + said
+    return first + stdout
 
 
 def test_two_processes_and_a_remote_draft_say_what_one_process_says(root, alone):
-    said = speaks(root, "--processes=2", "--draft=default")
-    assert texts(said) == alone
-    found = [json.loads(line)["metrics"] for line in said.splitlines()]
+    stdout = speaks(root, "--processes=2", "--draft=default")
+    assert texts(stdout) == alone
+    found = [json.loads(line)["metrics"] for line in stdout.splitlines()]
     assert max(result["hit_rate"] for result in found) > 0.2
 
 
@@ -149,12 +149,12 @@ def test_a_draft_that_is_killed_and_started_again_at_random_changes_no_text(root
         while draft.kills < KILLS:
             draft.survive()
             began = time.monotonic()
-            said = speaks(
+            stdout = speaks(
                 root, "--processes=2", more=("--draft=default", where), began=draft.may_die.set
             )
             slowest = max(slowest, time.monotonic() - began)
-            assert texts(said) == alone
-            for line in said.splitlines():
+            assert texts(stdout) == alone
+            for line in stdout.splitlines():
                 metrics = json.loads(line)["metrics"]
                 away += "dead" in (metrics["miss_causes"] or {})
                 hits += bool(metrics["hit_rate"])

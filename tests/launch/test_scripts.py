@@ -94,7 +94,7 @@ def test_scripts_have_help_and_refuse_unknown_flags(script):
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "said"),
+    ("script", "arguments", "message"),
     [
         ("slurm/run.sh", ["generate"], "--nodes is missing"),
         ("slurm/run.sh", ["--nodes=0", "generate"], "--nodes=0 is no number from 1 on"),
@@ -146,10 +146,10 @@ def test_scripts_have_help_and_refuse_unknown_flags(script):
         ("secrets.sh", ["here", "a,DNS:b"], "HOST = 'a,DNS:b' is no name or number of a host"),
     ],
 )
-def test_bad_flags_of_scripts_are_named_in_one_line(script, arguments, said):
+def test_bad_flags_of_scripts_are_named_in_one_line(script, arguments, message):
     found = run(script, "--dry_run", *arguments)
     assert found.returncode == 2
-    assert found.stderr == f"launch/{script}: {said}; see --help\n"
+    assert found.stderr == f"launch/{script}: {message}; see --help\n"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def of_target(script):
 
 @pytest.mark.parametrize("script", FLAGS)
 @pytest.mark.parametrize(
-    ("flag", "command", "said"),
+    ("flag", "command", "message"),
     [
         ("--port=abc", COMMAND, "--port=abc is no number from 1 on"),
         ("--port=99999", COMMAND, "--port=99999 is no port: 1 to 6553"),
@@ -203,11 +203,11 @@ def of_target(script):
         ),
     ],
 )
-def test_every_script_refuses_what_it_could_not_use(script, flag, command, said):
+def test_every_script_refuses_what_it_could_not_use(script, flag, command, message):
     flags = ["--draft_tpu=u", "--draft_address=a"] if "tpu" in script and "draft=" in flag else []
     found = run(script, "--dry_run", *of_target(script), flag, *flags, *command)
     assert found.returncode == 2
-    assert found.stderr.startswith(f"launch/{script}: {said}")
+    assert found.stderr.startswith(f"launch/{script}: {message}")
     assert found.stdout == ""
 
 

@@ -76,7 +76,7 @@ class Rounds:
     def text(self, *_: object, **_more: object) -> None: ...
 
 
-class Said(NamedTuple):
+class SampledText(NamedTuple):
     """A request's text.
 
     Attributes:
@@ -100,7 +100,7 @@ def say(
     names: Sequence[str] = tuple(SETTINGS),
     length: int = LENGTH,
     seed: int = 11,
-) -> list[Said]:
+) -> list[SampledText]:
     """Texts of `count` requests of these settings and all prompts, through the public interface, in
     the order in which they took their slots."""
     rounds = llm.engine_of(mode or llm.mode)._log._trace = Rounds()
@@ -116,7 +116,7 @@ def say(
     for event in llm.run(asked, mode):
         if event.output is not None:
             found[event.prompt_index] = event.request_id, event.output.token_ids
-    said = []
+    samples = []
     for request in asked:
         request_id, tokens = found[request.index]
         rows = rounds.of.get(request_id, [])
@@ -124,8 +124,8 @@ def say(
         known += [_known(row, place) for row in rows for place in range(len(row.tokens))]
         assert tokens == [tokens[0], *(token for row in rows for token in row.tokens)]
         slot = rows[0].slot if rows else None
-        said.append(Said(request, names[request.index % len(names)], slot, tokens, known))
-    return said
+        samples.append(SampledText(request, names[request.index % len(names)], slot, tokens, known))
+    return samples
 
 
 def _known(row: RowTrace, place: int) -> list[str]:
@@ -197,22 +197,24 @@ class Sums(NamedTuple):
         return sigmas * np.sqrt(self.variances) / np.maximum(self.counts, 1)
 
 
-def sums(said: Sequence[Said], target: Path, draft: Path | None = None, **execution: Any) -> Sums:
+def sums(
+    samples: Sequence[SampledText], target: Path, draft: Path | None = None, **execution: Any
+) -> Sums:
     """All sums over texts; the law is worked out from the checkpoints' own logits.
 
     Args:
       target, draft: checkpoints. The draft's law matters for what sums are made, not for their law.
       execution: how the target is run, if not in float32.
     """
-    over, mates = _over(said), _slot_mates(said)
+    over, mates = _over(samples), _slot_mates(samples)
     of_target = _Forced(target, execution)
     of_draft = None if draft is None else _Forced(draft, {})
     names: list[str] = []
     ids = None  # the likeliest after the prompts alone: chosen before anything was drawn
     ends = variances = np.zeros(())
     done = 0
-    for begin in range(0, len(said), _BATCH):
-        part = said[begin : begin + _BATCH]
+    for begin in range(0, len(samples), _BATCH):
+        part = samples[begin : begin + _BATCH]
         p = of_target.laws(part)
         q = None if of_draft is None else of_draft.rough_laws(part)
         here = slice(done, done + len(p))
@@ -233,7 +235,7 @@ def sums(said: Sequence[Said], target: Path, draft: Path | None = None, **execut
     return Sums(pairs, ends.ravel(), variances.ravel(), counts)
 
 
-def _sets(said: Sequence[Said], p, q, chosen: np.ndarray, mates: np.ndarray):
+def _sets(samples: Sequence[SampledText], p, q, chosen: np.ndarray, mates: np.ndarray):
     """Names and members [n, V] of sets of tokens, each known before the token is drawn."""
     ids = np.arange(p.shape[1])
     likeliest = np.argsort(-p, axis=1, kind="stable")
@@ -242,7 +244,7 @@ def _sets(said: Sequence[Said], p, q, chosen: np.ndarray, mates: np.ndarray):
     yield "impossible", p == 0
     for token in chosen:
         yield f"id {token}", np.broadcast_to(ids == token, p.shape)
-    before = [text.tokens[:place] for text in said for place in range(len(text.tokens))]
+    before = [text.tokens[:place] for text in samples for place in range(len(text.tokens))]
     last = np.array([text[-1] if text else -1 for text in before])
     yield "the last token again", last[:, None] == ids
     again = np.zeros(p.shape, bool)
@@ -257,13 +259,13 @@ def _sets(said: Sequence[Said], p, q, chosen: np.ndarray, mates: np.ndarray):
             yield f"rank {rank} of q", best[:, [rank]] == ids
 
 
-def _over(said: Sequence[Said]) -> dict[str, np.ndarray]:
+def _over(samples: Sequence[SampledText]) -> dict[str, np.ndarray]:
     """Which tokens [n] each sum is over, by what is known before they are drawn."""
-    texts = [(text, place) for text in said for place in range(len(text.tokens))]
+    texts = [(text, place) for text in samples for place in range(len(text.tokens))]
     over = {"all": np.ones(len(texts), bool)}
-    for kind in sorted({name for text in said for known in text.known for name in known}):
+    for kind in sorted({name for text in samples for known in text.known for name in known}):
         over[kind] = np.array([kind in text.known[place] for text, place in texts])
-    for name in dict.fromkeys(text.setting for text in said):
+    for name in dict.fromkeys(text.setting for text in samples):
         over[name] = np.array([text.setting == name for text, _ in texts])
     for begin, end in ((1, 4), (4, 12), (12, LENGTH)):
         label = f"positions {begin} to {end - 1}"
@@ -271,14 +273,14 @@ def _over(said: Sequence[Said]) -> dict[str, np.ndarray]:
     return over
 
 
-def _slot_mates(said: Sequence[Said]) -> np.ndarray:
+def _slot_mates(samples: Sequence[SampledText]) -> np.ndarray:
     """What came at each position after the same token when the slot last had it there; -1 if never.
 
     Noise that is a slot's, and not a request's, repeats itself.
     """
     last: dict[tuple, int] = {}
     found = []
-    for spoken in said:
+    for spoken in samples:
         text = [*spoken.request.prompt_ids, *spoken.tokens]
         for at in range(len(spoken.request.prompt_ids), len(text)):
             where = spoken.slot, at, text[at - 1]
@@ -294,20 +296,20 @@ class _Forced:
         execution = dataclasses.replace(FLOAT32, **execution)
         self._run = runner(path, slots=_BATCH, execution=execution)
 
-    def laws(self, said: Sequence[Said]) -> np.ndarray:
+    def laws(self, samples: Sequence[SampledText]) -> np.ndarray:
         """The law [n, V] of every token, by the slow reference."""
-        rows, laws = iter(self.logits(said)), []
-        for text in said:
+        rows, laws = iter(self.logits(samples)), []
+        for text in samples:
             prompt, settings = text.request.prompt_ids, _as_rows(text)
             for place in range(len(text.tokens)):
                 laws.append(next_law(next(rows), settings, prompt, text.tokens[:place]))
         return np.array(laws)
 
-    def rough_laws(self, said: Sequence[Said]) -> np.ndarray:
+    def rough_laws(self, samples: Sequence[SampledText]) -> np.ndarray:
         """Laws [n, V] without penalties and truncation."""
-        logits = self.logits(said).astype(np.float64)
-        ends = np.cumsum([len(text.tokens) for text in said])
-        for text, end in zip(said, ends, strict=True):
+        logits = self.logits(samples).astype(np.float64)
+        ends = np.cumsum([len(text.tokens) for text in samples])
+        for text, end in zip(samples, ends, strict=True):
             rows = logits[end - len(text.tokens) : end]
             for token, bias in SETTINGS[text.setting].get("logit_bias", {}).items():
                 rows[:, token] += bias
@@ -315,20 +317,20 @@ class _Forced:
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return weights / weights.sum(axis=1, keepdims=True)
 
-    def logits(self, said: Sequence[Said]) -> np.ndarray:
+    def logits(self, samples: Sequence[SampledText]) -> np.ndarray:
         """Logits [n, V] before every token."""
         texts = np.zeros((_BATCH, max(map(len, PROMPTS)) + LENGTH), np.int32)
-        for row, spoken in enumerate(said):
+        for row, spoken in enumerate(samples):
             text = [*spoken.request.prompt_ids, *spoken.tokens]
             texts[row, : len(text)] = text
         logits, found = self._run(texts)[..., : tiny.TOKENS], []
-        for row, spoken in enumerate(said):
+        for row, spoken in enumerate(samples):
             first = len(spoken.request.prompt_ids) - 1
             found.append(logits[row, first : first + len(spoken.tokens)])
         return np.concatenate(found)
 
 
-def _as_rows(text: Said) -> dict:
+def _as_rows(text: SampledText) -> dict:
     """The settings as the slow reference takes them."""
     settings = dict(SETTINGS[text.setting])
     bias = settings.pop("logit_bias", {})

@@ -11,7 +11,7 @@ from ssd_jax import LLM, InputError, SamplingParams
 
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 HI = [{"role": "user", "content": "hi"}]
-SAID = [*HI, {"role": "assistant", "content": "so"}]
+ANSWERED = [*HI, {"role": "assistant", "content": "so"}]
 TOOLS = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -26,19 +26,19 @@ def text(llm, prompt) -> str:
 
 def test_a_conversation_or_several_are_answered(llm):
     (one,) = llm.chat(HI, SHORT)
-    both = llm.chat([HI, SAID], sampling_params=SHORT)
+    both = llm.chat([HI, ANSWERED], sampling_params=SHORT)
     assert [output.token_ids for output in both] == [
         one.token_ids,
-        llm.generate([SAID], SHORT)[0].token_ids,
+        llm.generate([ANSWERED], SHORT)[0].token_ids,
     ]
 
 
 def test_a_last_message_of_the_assistant_is_continued_where_asked(llm, monkeypatch):
-    assert text(llm, SAID) == "<eot>user:hi<eot>assistant:so<eot>assistant:"
-    asked = {"messages": SAID, "continue_final_message": True}
+    assert text(llm, ANSWERED) == "<eot>user:hi<eot>assistant:so<eot>assistant:"
+    asked = {"messages": ANSWERED, "continue_final_message": True}
     assert text(llm, asked) == "<eot>user:hi<eot>assistant:so"
     assert text(llm, {"messages": HI, "add_generation_prompt": False}) == "<eot>user:hi"
-    (output,) = llm.chat(SAID, SHORT, continue_final_message=True)
+    (output,) = llm.chat(ANSWERED, SHORT, continue_final_message=True)
     assert output.token_ids == llm.generate(llm.encode(asked), SHORT)[0].token_ids
 
 

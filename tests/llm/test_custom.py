@@ -27,8 +27,8 @@ from tests.llm.runs import outputs, requests
 from tests.recipes import recipe
 from tests.speculation.repeating import RepeatBranches
 
-OWN = "Drafts and policies of your own"
-RepeatLast = recipe("docs/python.md", OWN, without="llm =")["RepeatLast"]
+CHAPTER = "Drafts and policies of your own"
+RepeatLast = recipe("docs/python.md", CHAPTER, without="llm =")["RepeatLast"]
 RepeatText = recipe("CONTRIBUTING.md", "A drafter")["RepeatLast"]
 OneEach = recipe("CONTRIBUTING.md", "A policy")["OneEach"]
 

@@ -42,7 +42,7 @@ def asked(llm, mode, **more):
     return llm.generate(PROMPTS, params, mode=mode)
 
 
-def said(llm, mode):
+def generated(llm, mode):
     return [output.token_ids for output in asked(llm, mode)]
 
 
@@ -67,9 +67,9 @@ def test_every_mode_on_a_gpu_says_the_same_bit_for_bit(pair, dtype, attention):
         pytest.skip("the kernels read bfloat16")
     placed = {"draft_placement": "inline", "budget": 6}
     with opened(pair, dtype=dtype, attention=attention, exact="bitwise", **placed) as llm:
-        plain = said(llm, "ar")
-        assert said(llm, "sd") == plain
-        assert said(llm, "ssd") == plain
+        plain = generated(llm, "ar")
+        assert generated(llm, "sd") == plain
+        assert generated(llm, "ssd") == plain
     assert all(one != other for one, other in itertools.combinations(plain, 2))
 
 
@@ -77,7 +77,7 @@ def test_a_draft_on_the_host_prepares_what_the_gpu_verifies(pair):
     with opened(
         pair, dtype="bfloat16", draft_placement="process", draft_devices="cpu", exact="bitwise"
     ) as llm:
-        assert said(llm, "ssd") == said(llm, "ar")
+        assert generated(llm, "ssd") == generated(llm, "ar")
 
 
 def test_pages_that_slots_share_say_the_same(pair):
@@ -86,8 +86,8 @@ def test_pages_that_slots_share_say_the_same(pair):
         opened(pair, page_size=64, attention="xla", **placed) as shared,
         opened(pair, page_size=64, **placed) as kernel,
     ):
-        assert said(shared, "ssd") == said(shared, "ar")
-        assert said(kernel, "ssd") == said(kernel, "ar")
+        assert generated(shared, "ssd") == generated(shared, "ar")
+        assert generated(kernel, "ssd") == generated(kernel, "ar")
 
 
 TREES = {
@@ -130,7 +130,7 @@ def test_a_gpu_says_in_float32_what_a_processor_does(pair):
     """Up to a token that is as likely as another."""
     plain = {"dtype": "float32", "mode": "ar", "draft": None, "k": None, "verify": "ratio"}
     with opened(pair, **plain) as llm:
-        here = said(llm, "ar")
+        here = generated(llm, "ar")
     script = f"from tests.llm.test_gpu import *; print(margins(opened({pair}, **{plain})))"
     there = subprocess.run(
         [sys.executable, "-c", script],

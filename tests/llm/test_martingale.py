@@ -108,8 +108,8 @@ def test_acceptance_is_a_martingale_with_an_inline_draft(checkpoints, inline):
 def test_acceptance_is_a_martingale_with_a_worker_whose_q_is_lost_at_times(checkpoints, process):
     with policy(process, backup="random"):
         losing(process)
-        said = say(process, 300)
-    assert_lawful(sums(said, *checkpoints), ("first after hit", "first after miss", "q lost"))
+        texts = say(process, 300)
+    assert_lawful(sums(texts, *checkpoints), ("first after hit", "first after miss", "q lost"))
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_acceptance_is_a_martingale_with_a_worker_whose_q_is_lost_at_times(check
 def test_acceptance_is_a_martingale_under_block_verification(checkpoints, where):
     settings = {"verify": "block", "k": "3", "fan_out": "confidence", "draft_placement": where}
     with opened(checkpoints, **settings) as llm:
-        said = say(llm, COUNT)
-    assert_lawful(sums(said, *checkpoints), ("first after hit", "first after miss"))
+        texts = say(llm, COUNT)
+    assert_lawful(sums(texts, *checkpoints), ("first after hit", "first after miss"))
 
 
 @pytest.mark.slow
@@ -170,16 +170,16 @@ Q_OF_BEFORE = [
 @pytest.mark.slow  # `test_host.py` works it out
 def test_hits_selected_by_what_the_draft_thinks_of_them_are_caught(checkpoints, inline):
     with edited(SELECTED_BY_CONTENT), policy(inline, backup="draft"):
-        said = say(inline, 300)
-    assert_caught(sums(said, *checkpoints), 8)
+        texts = say(inline, 300)
+    assert_caught(sums(texts, *checkpoints), 8)
 
 
 @pytest.mark.slow  # `test_key_ledger.py` sees it in a single text
 def test_draws_keyed_by_slot_are_caught(checkpoints, inline):
     """Each text follows the law, and those of one slot resemble each other."""
     with edited(KEYED_BY_SLOT), policy(inline, backup="draft"):
-        said = say(inline, 400, names=FEW_IDS, length=4)
-    assert_caught(sums(said, *checkpoints), 8)
+        texts = say(inline, 400, names=FEW_IDS, length=4)
+    assert_caught(sums(texts, *checkpoints), 8)
 
 
 @pytest.mark.slow  # `test_proposals.py` sees it in a single round
@@ -197,8 +197,8 @@ def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(
             take(records)
 
         monkeypatch.setattr(RemoteRecords, "_take_q", lossy)
-        said = say(process, 900, names=FEW_IDS)
-    assert_caught(sums(said, *checkpoints), 8)
+        texts = say(process, 900, names=FEW_IDS)
+    assert_caught(sums(texts, *checkpoints), 8)
 
 
 @pytest.mark.slow
@@ -206,8 +206,8 @@ def test_point_masses_that_keep_the_q_of_earlier_rounds_are_caught(
 def test_acceptance_is_a_martingale_with_every_backup_of_a_worker(checkpoints, process, backup):
     with policy(process, backup=backup):
         losing(process)
-        said = say(process, SLOW // 2)
-    assert_lawful(sums(said, *checkpoints), ("first after hit",))
+        texts = say(process, SLOW // 2)
+    assert_lawful(sums(texts, *checkpoints), ("first after hit",))
 
 
 SLOW_INLINE = {
@@ -262,8 +262,8 @@ BY_TURNS = {
 def test_acceptance_is_a_martingale_where_rounds_do_without_the_draft_by_turns(checkpoints, case):
     with opened(checkpoints, **BY_TURNS[case]) as llm:
         llm.engine._planner = Whimsical(5)
-        said = say(llm, 2 * COUNT)
-    assert_lawful(sums(said, *checkpoints), ("nothing proposed", "k = L"))
+        texts = say(llm, 2 * COUNT)
+    assert_lawful(sums(texts, *checkpoints), ("nothing proposed", "k = L"))
 
 
 @pytest.mark.slow  # `test_planned_rounds.py` has when the planner is asked
@@ -279,8 +279,8 @@ def test_rounds_that_do_without_the_draft_because_of_what_it_proposed_are_caught
             return drafted
 
         drafter.propose = propose
-        said = say(llm, COUNT, names=FEW_IDS)
-    assert_caught(sums(said, *checkpoints), 5)
+        texts = say(llm, COUNT, names=FEW_IDS)
+    assert_caught(sums(texts, *checkpoints), 5)
 
 
 TREES = [(mode, rule) for mode in ("sd", "ssd") for rule in ("coupled", "ratio", "block")]
@@ -290,9 +290,9 @@ TREES = [(mode, rule) for mode in ("sd", "ssd") for rule in ("coupled", "ratio",
 @pytest.mark.parametrize(("mode", "verify"), TREES)
 def test_acceptance_is_a_martingale_with_token_trees(checkpoints, mode, verify):
     with opened(checkpoints, mode=mode, verify=verify, tree_nodes=7) as llm:
-        said = say(llm, 4 * COUNT)
+        texts = say(llm, 4 * COUNT)
     first = "first after hit" if mode == "ssd" else "first after no look-up"
-    assert_lawful(sums(said, *checkpoints), (first, "k = L"))
+    assert_lawful(sums(texts, *checkpoints), (first, "k = L"))
 
 
 @pytest.mark.slow

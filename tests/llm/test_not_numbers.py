@@ -50,9 +50,9 @@ def without_word(tmp_path_factory, without_draft):
     """A model that cannot read a word, which it never says, and the word."""
     root, encode = tmp_path_factory.mktemp("target"), without_draft.tokenizer.encode
     healthy = without_draft.generate(TEXTS, [GREEDY] * 2, mode="ar")
-    said = {token for output in healthy for token in output.token_ids}
+    token_ids = {token for output in healthy for token in output.token_ids}
     read = {word: encode(word, add_special_tokens=False) for word in "bcdfgjkpquvwyz"}
-    word, unread = next((word, token) for word, (token,) in read.items() if token not in said)
+    word, unread = next((word, token) for word, (token,) in read.items() if token not in token_ids)
 
     def no_word(tensors):
         tensors["model.embed_tokens.weight"][unread] = np.nan

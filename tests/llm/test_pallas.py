@@ -31,7 +31,7 @@ def opened(pair, *, pallas, **settings):
         return LLM(pair[0], draft=pair[1], **SETTINGS | SSD | settings)
 
 
-def said(llm, mode):
+def generated(llm, mode):
     settings = [{}, {"temperature": 0.8, "seed": 5}]
     params = [SamplingParams(max_tokens=8, ignore_eos=True, **setting) for setting in settings]
     return [output.token_ids for output in llm.generate(PROMPTS, params, mode=mode)]
@@ -40,7 +40,7 @@ def said(llm, mode):
 def ar(pair, **settings):
     """What the target says alone, by an engine without a draft."""
     none = {"mode": "ar", "k": None, "budget": None, "draft_placement": None}
-    return said(opened([pair[0], None], **none | settings), "ar")
+    return generated(opened([pair[0], None], **none | settings), "ar")
 
 
 @pytest.mark.more
@@ -53,7 +53,7 @@ def test_ssd_says_what_the_target_says(pair):
     """Greedy and coupled, beside each other; XLA is the judge of what the target says."""
     llm = opened(pair, pallas=True)
     assert llm.target.model.execution.attention == "pallas_tpu"
-    assert said(llm, "ssd") == ar(pair, pallas=False)
+    assert generated(llm, "ssd") == ar(pair, pallas=False)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_devices_that_share_the_heads_say_what_one_says(pair):
 )
 def test_ssd_over_shared_pages_on_a_grid_says_what_the_target_says(pair, mesh, page_size):
     llm = opened(pair, pallas=True, mesh=mesh, page_size=page_size)
-    assert said(llm, "ssd") == ar(pair, pallas=False)
+    assert generated(llm, "ssd") == ar(pair, pallas=False)
 
 
 def one_late(kv_pages, page_table, positions, places=kv_write_tpu._page_and_offset):

@@ -191,11 +191,11 @@ def test_bitwise_mode_shares_pages_in_whole_chunks(exact, pages):
         model=SimpleNamespace(data_shards=1, execution=execution),
     )
     config = SimpleNamespace(prefix_caching=None)
-    about = SimpleNamespace(
+    loaded = SimpleNamespace(
         programs=programs,
         config=config,
         exact=exact,
         grows=exact == "distribution",
         resolved=SimpleNamespace(window=None),
     )
-    assert len(Loaded.new_stock(about).names(range(700))) == pages
+    assert len(Loaded.new_stock(loaded).names(range(700))) == pages

@@ -424,11 +424,11 @@ def test_an_event_loop_goes_on_while_many_requests_are_queued(llm, monkeypatch):
     monkeypatch.setattr("ssd_jax.llm.calls._BATCH", 2)
     happened, add = [], RoundThread.add
 
-    def told(self, caller, requests):
+    def add_and_note(self, caller, requests):
         happened.append(len(requests))
         add(self, caller, requests)
 
-    monkeypatch.setattr(RoundThread, "add", told)
+    monkeypatch.setattr(RoundThread, "add", add_and_note)
 
     async def both():
         made = asyncio.create_task(llm.generate_async(["ab"] * 5, SHORT))
@@ -479,8 +479,8 @@ def test_public_names_help_and_repr_are_complete(llm):
 
 def test_requests_without_parameters_are_sampled_as_configured(tiny_checkpoint, tmp_path):
     path = shutil.copytree(tiny_checkpoint, tmp_path / "model")
-    about = {"eos_token_id": 256, "temperature": 0.7, "top_k": 20}
-    (path / "generation_config.json").write_text(json.dumps(about))
+    fields = {"eos_token_id": 256, "temperature": 0.7, "top_k": 20}
+    (path / "generation_config.json").write_text(json.dumps(fields))
     plain = LLM(path, load=False)
     assert plain.get_default_sampling_params() == plain.request("x").params == SamplingParams()
     llm = LLM(path, load=False, generation_config="auto")

@@ -78,9 +78,9 @@ def equal(alone, spoken):
 def test_sampled_and_greedy_text_is_the_same_in_all_modes_and_placements(many, inline):
     asked = requests(many, "coupled")
     alone = outputs(many, asked, "ar")
-    said = {token for one in alone for token in one.token_ids}
-    assert said & {*EVENS.tolist()}
-    assert said - {*EVENS.tolist()}
+    token_ids = {token for one in alone for token in one.token_ids}
+    assert token_ids & {*EVENS.tolist()}
+    assert token_ids - {*EVENS.tolist()}
     inside = dataclasses.replace(many.config)
     for spoken in (
         outputs(many, asked, "sd"),
@@ -254,8 +254,8 @@ def made(text):
     for line in text.splitlines():
         if line and not line[0].isspace():
             fused = "fused" in line.split("(")[0] or "wrapped" in line.split("(")[0]
-        said = re.match(r"\s+(?:ROOT )?\S+ = (\(.*?\)|\S+) ([\w-]+)\(", line)
-        if said and not fused and said[2] not in ("parameter", "tuple", "get-tuple-element"):
-            shapes = re.findall(r"(\w+)\[([\d,]+)\]", said[1])
+        match = re.match(r"\s+(?:ROOT )?\S+ = (\(.*?\)|\S+) ([\w-]+)\(", line)
+        if match and not fused and match[2] not in ("parameter", "tuple", "get-tuple-element"):
+            shapes = re.findall(r"(\w+)\[([\d,]+)\]", match[1])
             found |= {(kind, tuple(map(int, shape.split(",")))) for kind, shape in shapes}
     return found

@@ -85,12 +85,12 @@ def test_a_text_that_ends_while_others_go_on_ends_as_it_does_alone(one, many):
     """Its last round proposes nothing: what it proposed before is not judged a second time."""
 
     def found(llm):
-        said = []
+        generated = []
         for seed in range(8):
             sampled = {"temperature": 1.0, "ignore_eos": True, "seed": seed}
             params = [SamplingParams(max_tokens=2 + index % 5, **sampled) for index in range(8)]
-            said += llm.generate(PROMPTS, params)
-        return [output.token_ids for output in said]
+            generated += llm.generate(PROMPTS, params)
+        return [output.token_ids for output in generated]
 
     assert found(one) == found(many)
 

@@ -285,10 +285,10 @@ def test_sizes_have_the_unit_that_shows_them():
 def test_a_draft_that_cuts_the_targets_context_is_named(tiny_checkpoint, tmp_path, caplog):
     short = tmp_path / "short"
     shutil.copytree(tiny_checkpoint, short)
-    about = json.loads((short / "config.json").read_text())
+    config = json.loads((short / "config.json").read_text())
     usual = LLM(str(tiny_checkpoint), load=False, compile_cache="off")
-    about["max_position_embeddings"] = usual.context - 8
-    (short / "config.json").write_text(json.dumps(about))
+    config["max_position_embeddings"] = usual.context - 8
+    (short / "config.json").write_text(json.dumps(config))
     settings = {"mode": "sd", "draft": str(short), "load": False, "compile_cache": "off"}
     line = f"context = {usual.context - 8}, and not {usual.context}, since the draft {short}"
     with caplog.at_level(logging.WARNING):

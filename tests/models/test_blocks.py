@@ -22,7 +22,7 @@ TOKENS = np.random.default_rng(0).integers(0, tiny.TOKENS, (2, 9)).astype(np.int
 PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def whole(weight):
+def product_at_once(weight):
     """A weight in blocks as [outputs, inputs]."""
     return np.concatenate(list(np.asarray(weight)), axis=1)
 
@@ -31,7 +31,7 @@ def test_blocks_follow_each_other_along_the_inputs():
     weight = np.arange(3 * 256).reshape(3, 256)
     found = blocks.to_blocks(jnp.asarray(weight))
     assert found.shape == (2, 3, 128)
-    np.testing.assert_array_equal(whole(found), weight)
+    np.testing.assert_array_equal(product_at_once(found), weight)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

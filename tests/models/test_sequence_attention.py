@@ -71,7 +71,7 @@ def test_windows_caps_scales_and_sinks_and_their_gradients_are_those_of_the_whol
     visible = segments & (positions[:, :, None] - positions[:, None] < window)
     weight = jnp.asarray(np.random.default_rng(0).normal(size=q.shape), jnp.float32)
 
-    def whole(q, k, v, sinks):
+    def attention_at_once(q, k, v, sinks):
         k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
         scores = 1.5 * jnp.tanh(jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.9 / 1.5)
         scores = jnp.where(visible[:, None], scores, -jnp.inf)
@@ -92,7 +92,7 @@ def test_windows_caps_scales_and_sinks_and_their_gradients_are_those_of_the_whol
         return jax.jit(jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True))
 
     operands = q, k, v, jnp.linspace(-1, 2, q.shape[2])
-    wanted, wanted_values = loss(whole)(*operands)
+    wanted, wanted_values = loss(attention_at_once)(*operands)
     found, values = loss(by_blocks)(*operands)
     np.testing.assert_allclose(values, wanted_values, atol=1e-5)
     for gradient, other in zip(found, wanted, strict=True):

@@ -78,9 +78,9 @@ def main() -> None:
         "llama-cpp-python": importlib.metadata.version("llama-cpp-python"),
         "llama.cpp": llama_cpp.llama_print_system_info().decode(),
     }
-    about = {"made_with": made_with, "file": path.name, "sha256": sha256}
+    facts = {"made_with": made_with, "file": path.name, "sha256": sha256}
     prompts = ",\n".join(json.dumps(golden(llama, contents)) for contents in CONVERSATIONS)
-    GOLDEN.write_text(f'{json.dumps(about)[:-1]}, "prompts": [\n{prompts}\n]}}\n', encoding="utf-8")
+    GOLDEN.write_text(f'{json.dumps(facts)[:-1]}, "prompts": [\n{prompts}\n]}}\n', encoding="utf-8")
     print(GOLDEN)
 
 

@@ -15,7 +15,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.system import notices
 from ssd_jax.testing.by_row import DraftRow, batch_of
 from tests.sampling.evidence import ALPHA, p_value
-from tests.sampling.rows import nothing_said, repeated, rows, verify
+from tests.sampling.rows import empty_history, repeated, rows, verify
 
 SLOTS, K, IDS = 2, 2, 4
 SETUP = DraftSetup(slots=SLOTS, k=K, ids=IDS, context=64, support=2)
@@ -164,8 +164,8 @@ def texts(draws, *, lies=True):
     logits = np.broadcast_to(np.log(LAW, dtype=np.float32), (TRIES, 2, IDS))
     sampling = repeated(rows({}), TRIES)._replace(request=np.arange(TRIES, dtype=np.uint32))
     start = np.full(TRIES, 5, np.int32)
-    said = nothing_said(TRIES, IDS)
-    outcome = verify(logits, proposal, sampling, start, said, tokens=IDS)
+    history = empty_history(TRIES, IDS)
+    outcome = verify(logits, proposal, sampling, start, history, tokens=IDS)
     first = np.where(np.asarray(outcome.accepted) > 0, tokens[:, 0], np.asarray(outcome.bonus))
     return np.bincount(first, minlength=IDS)
 

@@ -40,7 +40,7 @@ def likeliest(entries):
     return [[token for token, _ in entry.top] for entry in entries]
 
 
-def said(llm, mode, verify="coupled"):
+def generated(llm, mode, verify="coupled"):
     """Tokens, and the likeliest ones beside each, in prompts too."""
     found = outputs(llm, requests(llm, verify, logprobs=2, prompt_logprobs=2), mode)
     return [
@@ -69,17 +69,17 @@ USUAL = (*SHARED[0], {}, "ratio")
 )
 def test_every_mode_on_a_mesh_says_what_one_device_says(pairs, family, heads, mesh, there, verify):
     pair = pairs(family, heads)
-    expected = said(opened(pair, None, there=there, **ALONE), "ar", verify)
+    expected = generated(opened(pair, None, there=there, **ALONE), "ar", verify)
     spread = opened(pair, mesh, there=there, verify=verify)
     for mode in spread.modes:
-        assert said(spread, mode, verify) == expected, mode
+        assert generated(spread, mode, verify) == expected, mode
 
 
 @pytest.mark.slow  # `test_submesh.py` has groups of both roles
 def test_a_target_in_groups_takes_proposals_of_a_draft_elsewhere(pairs):
     pair = pairs("qwen3", 1)
     spread = opened(pair, "data=2,tensor=2", there=ON_TPUS, draft_placement="submesh")
-    assert said(spread, "ssd") == said(spread, "ar")
+    assert generated(spread, "ssd") == generated(spread, "ar")
 
 
 SD = {"mode": "sd", "draft_placement": None, "budget": None}
@@ -113,24 +113,24 @@ def of_experts(tmp_path_factory):
 )
 def test_devices_that_share_experts_say_what_one_says(of_experts, mesh, there, parallel, most):
     pair = of_experts(3 if there else 2)
-    expected = said(opened(pair, None, there=there, **ALONE), "ar", "ratio")
+    expected = generated(opened(pair, None, there=there, **ALONE), "ar", "ratio")
     spread = opened(pair, mesh, there=there, verify="ratio", expert_parallel=parallel, **most)
     for mode in spread.modes:
-        assert said(spread, mode, "ratio") == expected, mode
+        assert generated(spread, mode, "ratio") == expected, mode
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [False, True])
 def test_kernels_of_devices_that_share_experts_say_what_one_says(of_experts, parallel, monkeypatch):
     pair = of_experts(3)
-    expected = said(opened(pair, None, there=ON_TPUS, **ALONE), "ar", "ratio")
+    expected = generated(opened(pair, None, there=ON_TPUS, **ALONE), "ar", "ratio")
     kernel = ExpertBackend("pallas_tpu", interpret=True)
     monkeypatch.setattr(opened_models, "experts_backend_for", lambda *_: kernel)
     mesh = "data=2,tensor=2"
     spread = opened(pair, mesh, there=ON_TPUS, verify="ratio", expert_parallel=parallel)
     assert spread.target.model.execution.experts == kernel
     for mode in spread.modes:
-        assert said(spread, mode, "ratio") == expected, mode
+        assert generated(spread, mode, "ratio") == expected, mode
 
 
 def test_experts_that_devices_cannot_share_are_refused(of_experts, pairs):

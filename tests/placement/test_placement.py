@@ -243,15 +243,15 @@ def test_the_choice_of_a_user_is_taken_as_it_is():
     assert Config().place_draft().kind == "inline"
 
 
-@pytest.mark.parametrize(("kind", "said"), [("auto", 1), ("inline", 0)])
-def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, said):
+@pytest.mark.parametrize(("kind", "lines"), [("auto", 1), ("inline", 0)])
+def test_the_command_line_says_in_one_line_what_auto_took(capsys, kind, lines):
     placement = Config(**SSD, draft_placement=kind).place_draft()
     llm = mock.Mock(placement=placement, choice=None)
     loading.load(llm)
     llm.load.assert_called_once()
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.count("\n") == shown.err.count("draft_placement = process (auto") == said
+    assert shown.err.count("\n") == shown.err.count("draft_placement = process (auto") == lines
 
 
 @pytest.mark.parametrize(

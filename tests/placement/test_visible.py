@@ -197,15 +197,15 @@ except InputError as error:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
+    ("devices", "printed"),
     [
         (("cpu", (0,)), "1;cpu:0"),
         (("cpu", (0, 2)), "2;cpu:0,cpu:1,cpu:2"),
         (("gpu", (1,)), "JAX has cpu:0 in place of gpu:1; does its plugin work there?"),
     ],
 )
-def test_jax_starts_with_what_was_claimed_or_is_refused(devices, said):
+def test_jax_starts_with_what_was_claimed_or_is_refused(devices, printed):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, "-c", START.format(devices=devices)]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert shown.stdout.strip() == said, shown.stderr
+    assert shown.stdout.strip() == printed, shown.stderr

@@ -14,7 +14,7 @@ from ssd_jax.sampling import keys, verification
 from ssd_jax.sampling.keys import Purpose
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS
-from tests.sampling.rows import QUICKLY, nothing_said, rows
+from tests.sampling.rows import QUICKLY, empty_history, rows
 from tests.sampling.trees import random_parents
 
 ROWS, NODES, VOCAB, N = 240, 9, 12, 5
@@ -68,8 +68,10 @@ def outcome_of(variant: str, example, rule: str, mesh: Mesh | None = None, paren
     """The outcome by the code, compiled from what its functions are now."""
     law = {"tokens": VOCAB, "rule": rule, "parts": VARIANTS[variant]}
 
-    def judge(logits, proposal, sampling, start, said, parents):
-        return verification.verify(logits, proposal, sampling, start, said, parents=parents, **law)
+    def judge(logits, proposal, sampling, start, history, parents):
+        return verification.verify(
+            logits, proposal, sampling, start, history, parents=parents, **law
+        )
 
     logits, *others = example
     if mesh is not None:  # as programs of a target
@@ -79,7 +81,7 @@ def outcome_of(variant: str, example, rule: str, mesh: Mesh | None = None, paren
         columns = NamedSharding(mesh, PartitionSpec(None, None, TENSOR_AXIS))
         logits = jax.device_put(logits, columns)
     compiled = jax.jit(judge, compiler_options=QUICKLY)
-    return compiled(logits, *others, nothing_said(len(logits), VOCAB), parents)
+    return compiled(logits, *others, empty_history(len(logits), VOCAB), parents)
 
 
 def ends(variant: str, rule: str, mesh: Mesh | None = None) -> list[tuple[int, int]]:

@@ -70,7 +70,7 @@ def point_mass(tokens, length) -> proposal.Proposal:
     return proposal.Proposal(tokens, length, tokens[:, :, None], ones)
 
 
-def nothing_said(rows: int, vocab: int) -> penalties.History:
+def empty_history(rows: int, vocab: int) -> penalties.History:
     """`penalties.empty`, compiling nothing."""
     return history_of(np.zeros((rows, vocab), bool), np.zeros((rows, vocab), np.int32))
 
@@ -94,18 +94,27 @@ def probs(logits, sampling, positions, tokens):
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule", "parts"), compiler_options=QUICKLY)
 def verify(
-    logits, proposed, sampling, start, said, *, tokens, rule="ratio", parts=ON_DEVICE, parents=None
+    logits,
+    proposed,
+    sampling,
+    start,
+    history,
+    *,
+    tokens,
+    rule="ratio",
+    parts=ON_DEVICE,
+    parents=None,
 ):
     """`verification.verify`, compiled."""
     law = {"tokens": tokens, "rule": rule, "parts": parts, "parents": parents}
-    return verification.verify(logits, proposed, sampling, start, said, **law)
+    return verification.verify(logits, proposed, sampling, start, history, **law)
 
 
 @functools.partial(jax.jit, static_argnames=("tokens", "rule"), compiler_options=QUICKLY)
 def greedy_and_sampled(logits, sampling, start, *, tokens, rule="ratio"):
     """Tokens drawn without proposals."""
-    said = penalties.empty(*logits.shape)
+    history = penalties.empty(*logits.shape)
     nothing = proposal.blank(logits.shape[0], 0, 1)
     return verification.verify(
-        jnp.asarray(logits)[:, None], nothing, sampling, start, said, tokens=tokens, rule=rule
+        jnp.asarray(logits)[:, None], nothing, sampling, start, history, tokens=tokens, rule=rule
     ).bonus

@@ -25,7 +25,7 @@ from ssd_jax.sampling.settings import Sampling
 from ssd_jax.sampling.verification import Outcome
 from tests.sampling.evidence import p_value
 from tests.sampling.reference import text_law
-from tests.sampling.rows import QUICKLY, nothing_said, repeated, rows
+from tests.sampling.rows import QUICKLY, empty_history, repeated, rows
 
 VOCAB, K = 4, 2
 ROWS = 32_768  # of every batch, so that all tests share their programs
@@ -90,11 +90,11 @@ def build(
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
     columns = None if outputs is None else np.array(outputs, np.int32)
 
-    def known(said: penalties.History) -> penalties.History:
-        every = jnp.arange(said.output.shape[0])
-        return said if columns is None else penalties.history_of(said, every, columns)
+    def known(history: penalties.History) -> penalties.History:
+        every = jnp.arange(history.output.shape[0])
+        return history if columns is None else penalties.history_of(history, every, columns)
 
-    def draft(table, pending, start, said, sampling) -> Proposal:
+    def draft(table, pending, start, history, sampling) -> Proposal:
         def step(carry, index):
             last, seen = carry
             drawn = drafting.draw(
@@ -112,20 +112,20 @@ def build(
             )
             return (drawn.token, penalties.add_output(seen, drawn.token[:, None])), drawn
 
-        _, drawn = jax.lax.scan(step, (pending, said), jnp.arange(K))
+        _, drawn = jax.lax.scan(step, (pending, history), jnp.arange(K))
         drawn = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), drawn)
         # Padded to one shape, so that every support is verified by one program.
         empty = ((0, 0), (0, 0), (0, VOCAB - support))
         ids = jnp.pad(drawn.support, empty, constant_values=-1)
         return Proposal(drawn.token, jnp.full_like(start, K), ids, jnp.pad(drawn.q, empty))
 
-    def verify(table, pending, start, said, proposed, sampling):
+    def verify(table, pending, start, history, proposed, sampling):
         before = jnp.concatenate([pending[:, None], proposed.tokens], axis=1)
         outcome = verification.verify(
-            table[before], proposed, sampling, start, said, tokens=VOCAB, rule=rule
+            table[before], proposed, sampling, start, history, tokens=VOCAB, rule=rule
         )
         live = jnp.ones(start.shape, bool)
-        return outcome, verification.commit(said, proposed, outcome, live)
+        return outcome, verification.commit(history, proposed, outcome, live)
 
     return Programs(
         jax.jit(draft, compiler_options=QUICKLY), jax.jit(verify, compiler_options=QUICKLY)
@@ -161,16 +161,16 @@ def rounds(scenario: Scenario, seed: int, using: Programs | None = None) -> Iter
     target, draft = logits(scenario.target), logits(scenario.draft)
     # The prompt is the token 0 at position 0.
     pending, start = np.zeros(count, np.int32), np.zeros(count, np.int32)
-    said = nothing_said(count, VOCAB)
-    said.prompt[:, 0] = True
+    history = empty_history(count, VOCAB)
+    history.prompt[:, 0] = True
     before = None
     for index in itertools.count():
-        drafted = using.draft(draft, pending, start, said, drafting_at)
+        drafted = using.draft(draft, pending, start, history, drafting_at)
         served = scenario.serve(index, drafted, pending, before)
         if scenario.length_of is not None:
             gaps = gaps_of_draws(drafted, drafting_at, start)
             served = served._replace(length=scenario.length_of(gaps).astype(np.int32))
-        outcome, said = using.verify(target, pending, start, said, served, sampling)
+        outcome, history = using.verify(target, pending, start, history, served, sampling)
         before = Before(served, outcome)
         yield before
         pending = np.asarray(outcome.bonus)

@@ -15,7 +15,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS
 from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import next_law
-from tests.sampling.rows import QUICKLY, history_of, nothing_said, point_mass, rows, words
+from tests.sampling.rows import QUICKLY, empty_history, history_of, point_mass, rows, words
 
 VOCAB = 5
 
@@ -23,10 +23,10 @@ VOCAB = 5
 def banned(sequences, output, *, outputs=None):
     """Ids that are impossible after an output whose prompt said everything."""
     columns = VOCAB if outputs is None else len(outputs)
-    said = history_of(np.ones((1, columns), bool), np.zeros((1, columns), np.int32), [output])
+    history = history_of(np.ones((1, columns), bool), np.zeros((1, columns), np.int32), [output])
     sampling = rows({"bad_word_ids": words(*sequences)})
     logits = allowed_logits(
-        jnp.zeros((1, columns)), sampling, jnp.array([9]), lambda: said, VOCAB, outputs
+        jnp.zeros((1, columns)), sampling, jnp.array([9]), lambda: history, VOCAB, outputs
     )
     ids = np.arange(VOCAB) if outputs is None else outputs
     return ids[np.asarray(logits[0]) == -np.inf].tolist()
@@ -63,9 +63,11 @@ def test_a_reduced_vocabulary_bans_the_tokens_that_it_has():
 
 
 def test_a_row_without_bad_words_is_untouched_beside_one_with():
-    said = nothing_said(2, VOCAB)
+    history = empty_history(2, VOCAB)
     sampling = rows({}, {"bad_word_ids": words((2,))})
-    logits = allowed_logits(jnp.ones((2, VOCAB)), sampling, jnp.array([1, 1]), lambda: said, VOCAB)
+    logits = allowed_logits(
+        jnp.ones((2, VOCAB)), sampling, jnp.array([1, 1]), lambda: history, VOCAB
+    )
     assert (np.asarray(logits) == -np.inf).tolist() == [
         [False] * 5,
         [False] * 2 + [True] + [False] * 2,
@@ -86,29 +88,29 @@ def batch():
     cases = list(itertools.product(range(len(WORDS)), OUTPUTS, PATHS))
     logits = np.random.default_rng(0).normal(0, 1, (len(cases), 3, VOCAB)).astype(np.float32)
     counts = [np.bincount(output, minlength=VOCAB) for _, output, _ in cases]
-    said = history_of(
+    history = history_of(
         np.zeros((len(cases), VOCAB), bool),
         np.array(counts, np.int32),
         [output for _, output, _ in cases],
     )
     tokens = np.array([path for _, _, path in cases], np.int32)
-    return cases, logits, said, tokens
+    return cases, logits, history, tokens
 
 
 def wrong_laws(parts=ON_DEVICE):
     """Positions of verifications whose law is not that of the text up to there."""
-    cases, logits, said, tokens = batch()
+    cases, logits, history, tokens = batch()
     sampling = rows(*(SETTINGS[which] for which, _, _ in cases))
     start = np.full(len(cases), 7, np.int32)
 
-    def law(logits, proposal, sampling, start, said):
+    def law(logits, proposal, sampling, start, history):
         return verification.target_probs(
-            logits, proposal, sampling, start, said, tokens=VOCAB, parts=parts
+            logits, proposal, sampling, start, history, tokens=VOCAB, parts=parts
         )
 
     proposal = point_mass(tokens, np.full(len(cases), 2, np.int32))
     run = jax.jit(law, compiler_options=QUICKLY)
-    found = np.asarray(run(logits, proposal, sampling, start, said))
+    found = np.asarray(run(logits, proposal, sampling, start, history))
     return [
         (which, output, path[:place])
         for row, (which, output, path) in enumerate(cases)
@@ -169,23 +171,23 @@ def test_faults_of_bans_on_the_path_are_caught(fault):
 
 def test_a_rejected_token_is_not_of_the_text_that_bans_follow():
     """After a rejection in place 1 the output ends with the accepted and the bonus token."""
-    said = jax.tree.map(jnp.asarray, nothing_said(2, VOCAB))
+    history = jax.tree.map(jnp.asarray, empty_history(2, VOCAB))
     tokens = jnp.array([[1, 2, 3], [1, 2, 3]])
     outcome = chain_outcome(jnp.array([1, 3]), jnp.array([4, 4]))
     live = jnp.array([True, True])
-    after = verification.commit(said, point_mass(tokens, jnp.array([3, 3])), outcome, live)
+    after = verification.commit(history, point_mass(tokens, jnp.array([3, 3])), outcome, live)
     assert after.recent[:, -4:].tolist() == [[-1, -1, 1, 4], [1, 2, 3, 4]]
-    idle = verification.commit(said, point_mass(tokens, jnp.array([3, 3])), outcome, ~live)
+    idle = verification.commit(history, point_mass(tokens, jnp.array([3, 3])), outcome, ~live)
     assert (idle.recent == -1).all()
 
 
 def test_a_draft_says_the_q_of_the_law_without_the_banned_tokens():
     logits = np.random.default_rng(1).normal(0, 1, (2, VOCAB)).astype(np.float32)
     settings = {"bad_word_ids": words((1, 3), (0,))}
-    said = history_of(np.zeros((2, VOCAB), bool), np.zeros((2, VOCAB), np.int32), [[1], [2]])
+    history = history_of(np.zeros((2, VOCAB), bool), np.zeros((2, VOCAB), np.int32), [[1], [2]])
     drawn = drafting.draw(
         jnp.asarray(logits), rows(settings, settings), jnp.array([4, 4]), jnp.array(0),
-        lambda: said, tokens=VOCAB, support=VOCAB,
+        lambda: history, tokens=VOCAB, support=VOCAB,
     )  # fmt: skip
     for row, output in enumerate(([1], [2])):
         law = next_law(logits[row], settings, [], output)
@@ -202,22 +204,22 @@ def test_where_every_token_is_banned_none_is_drawn(variant, rule):
     logits = np.zeros((3, 3, VOCAB), np.float32)
     settings = {"bad_word_ids": EVERY}
     of_rows = [settings, settings | {"temperature": 0.0}, {}]
-    said = history_of(np.zeros((3, 3), bool), np.zeros((3, 3), np.int32), [[2], [2], [2]])
+    history = history_of(np.zeros((3, 3), bool), np.zeros((3, 3), np.int32), [[2], [2], [2]])
     # Only 2 may be said, after a 0 nothing.
     proposal = Proposal(
         np.array([[2, 0]] * 3, np.int32), np.full(3, 2, np.int32),
         np.array([[[2], [0]]] * 3, np.int32), np.full((3, 2, 1), 1e-3, np.float32),
     )  # fmt: skip
 
-    def verify(logits, proposal, sampling, said):
+    def verify(logits, proposal, sampling, history):
         start = jnp.full(3, 7)
         return verification.verify(
-            logits[..., :3], proposal, sampling, start, said, tokens=3, rule=rule,
+            logits[..., :3], proposal, sampling, start, history, tokens=3, rule=rule,
             parts=VARIANTS[variant],
         )  # fmt: skip
 
     run = jax.jit(verify, compiler_options=QUICKLY)
-    outcome = run(logits, proposal, rows(*of_rows), said)
+    outcome = run(logits, proposal, rows(*of_rows), history)
     assert outcome.bonus[:2].tolist() == [2, 2]  # in place of the 0
     behind_a_0 = history_of(np.zeros((3, 3), bool), np.zeros((3, 3), np.int32), [[0], [0], [0]])
     outcome = run(logits, proposal, rows(*of_rows), behind_a_0)

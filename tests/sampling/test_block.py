@@ -18,7 +18,7 @@ from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS
 from tests.sampling.edits import Edit, edited
 from tests.sampling.reference import slow_probs
-from tests.sampling.rows import QUICKLY, nothing_said, rows
+from tests.sampling.rows import QUICKLY, empty_history, rows
 from tests.selection import cases
 
 ROWS, K, VOCAB, N = 240, 5, 12, 6
@@ -96,7 +96,7 @@ def outcomes(variant: str, rule: str = "block", mesh: Mesh | None = None) -> lis
         columns = NamedSharding(mesh, PartitionSpec(None, None, TENSOR_AXIS))
         logits = jax.device_put(logits, columns)
     compiled = jax.jit(judge, compiler_options=QUICKLY)
-    outcome = compiled(logits, *others, nothing_said(ROWS, VOCAB))
+    outcome = compiled(logits, *others, empty_history(ROWS, VOCAB))
     return list(zip(outcome.accepted.tolist(), outcome.bonus.tolist(), strict=True))
 
 

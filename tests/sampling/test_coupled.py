@@ -13,7 +13,7 @@ from ssd_jax.sampling import verification
 from ssd_jax.sampling.judgement import coupled
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import ON_DEVICE, VARIANTS
-from tests.sampling.rows import QUICKLY, nothing_said, rows
+from tests.sampling.rows import QUICKLY, empty_history, rows
 from tests.sampling.trees import path_of, random_parents, walk
 
 ROWS, NODES = 6, 7
@@ -93,8 +93,8 @@ def test_long_rows_get_the_outcomes_of_drawing_all_at_once():
     tokens = rng.integers(0, 3, (ROWS, NODES)).astype(np.int32)
     settings = [{"top_p": 0.9}, {}, {"presence_penalty": 2.0}, {"temperature": 0.0}, {}, {}]
     sampling = rows(*(row | {"request": number} for number, row in enumerate(settings)))
-    start, said = np.arange(ROWS, dtype=np.int32) * 9, nothing_said(ROWS, LONG)
-    case = logits, proposed(tokens, np.full(ROWS, NODES, np.int32)), sampling, start, said
+    start, history = np.arange(ROWS, dtype=np.int32) * 9, empty_history(ROWS, LONG)
+    case = logits, proposed(tokens, np.full(ROWS, NODES, np.int32)), sampling, start, history
     common = {"tokens": LONG, "rule": "coupled", "parents": parents}
     found = verify(*case, parts=ON_DEVICE, **common)
     expected = verify(*case, parts=VARIANTS["full"], **common)

@@ -38,13 +38,13 @@ def draw(
     saguaro=None,
     confident=False,
 ):
-    said = penalties.empty(*logits.shape)
+    history = penalties.empty(*logits.shape)
     return drafting.draw(
         logits,
         sampling,
         start,
         step,
-        lambda: said,
+        lambda: history,
         tokens=VOCAB,
         support=support,
         rule=rule,

@@ -11,7 +11,9 @@ from ssd_jax.sampling.penalties import penalise
 from tests.sampling.rows import history_of, rows
 
 LOGITS = jnp.array([[2.0, -1.0, 0.5, 0.0]])
-SAID = history_of(jnp.array([[True, False, False, True]]), jnp.array([[0, 2, 0, 1]]), [[1, 3, 1]])
+HISTORY = history_of(
+    jnp.array([[True, False, False, True]]), jnp.array([[0, 2, 0, 1]]), [[1, 3, 1]]
+)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +32,11 @@ SAID = history_of(jnp.array([[True, False, False, True]]), jnp.array([[0, 2, 0, 
     ],
 )
 def test_each_penalty_is_applied_once(settings, expected):
-    np.testing.assert_allclose(penalise(LOGITS, rows(settings), lambda: SAID), [expected])
+    np.testing.assert_allclose(penalise(LOGITS, rows(settings), lambda: HISTORY), [expected])
 
 
 def test_a_row_without_penalties_is_untouched_beside_one_with():
-    both = history_of(jnp.repeat(SAID.prompt, 2, 0), jnp.repeat(SAID.output, 2, 0))
+    both = history_of(jnp.repeat(HISTORY.prompt, 2, 0), jnp.repeat(HISTORY.output, 2, 0))
     settings = rows({}, {"presence_penalty": 1.0})
     got = penalise(jnp.repeat(LOGITS, 2, 0), settings, lambda: both)
     np.testing.assert_array_equal(got[0], LOGITS[0])
@@ -42,10 +44,10 @@ def test_a_row_without_penalties_is_untouched_beside_one_with():
 
 
 def test_a_new_prompt_empties_its_row_only():
-    said = history_of(jnp.ones((2, 4), bool), jnp.full((2, 4), 3), [[3, 1], [2, 0]])
-    said = jax.tree.map(jnp.asarray, said)
+    history = history_of(jnp.ones((2, 4), bool), jnp.full((2, 4), 3), [[3, 1], [2, 0]])
+    history = jax.tree.map(jnp.asarray, history)
     # 4 is padding of the chunk.
-    after = penalties.add_prompt(said, jnp.array(1), jnp.array([2, 2, 4]), jnp.array(True))
+    after = penalties.add_prompt(history, jnp.array(1), jnp.array([2, 2, 4]), jnp.array(True))
     assert after.prompt.tolist() == [[True] * 4, [False, False, True, False]]
     assert after.output.tolist() == [[3] * 4, [0] * 4]
     assert ends(after.recent) == [[3, 1], []]
@@ -54,16 +56,16 @@ def test_a_new_prompt_empties_its_row_only():
 
 
 def test_output_that_is_recalled_is_counted_without_its_padding():
-    said = jax.tree.map(jnp.asarray, SAID)
-    said = penalties.recall_output(said, jnp.array(0), jnp.array([1, 2, 1, -1, -1]))
-    assert said.output.tolist() == [[0, 4, 1, 1]]
-    assert ends(said.recent) == [[1, 3, 1, 1, 2, 1]]
+    history = jax.tree.map(jnp.asarray, HISTORY)
+    history = penalties.recall_output(history, jnp.array(0), jnp.array([1, 2, 1, -1, -1]))
+    assert history.output.tolist() == [[0, 4, 1, 1]]
+    assert ends(history.recent) == [[1, 3, 1, 1, 2, 1]]
 
 
 def test_tokens_in_flight_are_added_one_row_after_the_other():
-    said = history_of(jnp.zeros((2, 3), bool), jnp.array([[1, 0, 0], [0, 0, 0]]), [[0], []])
+    history = history_of(jnp.zeros((2, 3), bool), jnp.array([[1, 0, 0], [0, 0, 0]]), [[0], []])
     seen = penalties.in_flight(
-        said,
+        history,
         jnp.array([[0, 2], [1, 1]]),
         jnp.array([0, 0, 0, 1, 1, 1]),
         chain_path(jnp.array([0, 1, 2, 0, 1, 2])),
@@ -85,22 +87,22 @@ def ends(recent):
 
 
 def test_the_last_tokens_of_an_output_stay_in_order_whatever_is_between_them():
-    said = jax.tree.map(
+    history = jax.tree.map(
         jnp.asarray, history_of(jnp.zeros((2, 9), bool), jnp.zeros((2, 9), jnp.int32))
     )
-    said = penalties.add_output(said, jnp.array([[3, -1, 0], [-1, -1, -1]]))
-    assert ends(said.recent) == [[3, 0], []]
-    said = penalties.add_output(said, jnp.array([[1, -1, 2, 4, 5], [-1, 7, -1, 7, -1]]))
-    assert ends(said.recent) == [[3, 0, 1, 2, 4, 5], [7, 7]]
-    said = penalties.add_output(said, jnp.array([[6, 8, 8], [0, 1, 2]]))
-    assert ends(said.recent) == [[1, 2, 4, 5, 6, 8, 8], [7, 7, 0, 1, 2]]
+    history = penalties.add_output(history, jnp.array([[3, -1, 0], [-1, -1, -1]]))
+    assert ends(history.recent) == [[3, 0], []]
+    history = penalties.add_output(history, jnp.array([[1, -1, 2, 4, 5], [-1, 7, -1, 7, -1]]))
+    assert ends(history.recent) == [[3, 0, 1, 2, 4, 5], [7, 7]]
+    history = penalties.add_output(history, jnp.array([[6, 8, 8], [0, 1, 2]]))
+    assert ends(history.recent) == [[1, 2, 4, 5, 6, 8, 8], [7, 7, 0, 1, 2]]
 
 
 def test_tokens_that_have_no_column_are_among_the_last_ones():
     outputs = np.array([1, 4], np.int32)
-    said = jax.tree.map(
+    history = jax.tree.map(
         jnp.asarray, history_of(jnp.zeros((1, 2), bool), jnp.zeros((1, 2), jnp.int32))
     )
-    said = penalties.add_output(said, jnp.array([[4, 3, 4]]), outputs)
-    assert said.output.tolist() == [[0, 2]]
-    assert ends(said.recent) == [[4, 3, 4]]
+    history = penalties.add_output(history, jnp.array([[4, 3, 4]]), outputs)
+    assert history.output.tolist() == [[0, 2]]
+    assert ends(history.recent) == [[4, 3, 4]]

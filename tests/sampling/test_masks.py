@@ -19,7 +19,7 @@ from tests.fakes.grammars import mask_of
 from tests.sampling.edits import Edit, edited
 from tests.sampling.evidence import ALPHA, p_value
 from tests.sampling.reference import next_law
-from tests.sampling.rows import QUICKLY, nothing_said, point_mass, rows
+from tests.sampling.rows import QUICKLY, empty_history, point_mass, rows
 
 VOCAB, PADDED = 37, 40  # more than a word of bits; ids beyond do not exist
 SUCCESSORS = [{(3 * t + 1) % VOCAB, (t + 5) % VOCAB, (7 * t) % VOCAB, 36} for t in range(VOCAB)]
@@ -43,16 +43,16 @@ def masks_of_paths():
 def target_law(logits, masks, parts=ON_DEVICE):
     sampling = rows(*(settings for settings, _ in CASES))
     tokens = np.array([path for _, path in CASES], np.int32)
-    said = nothing_said(len(CASES), PADDED)
+    history = empty_history(len(CASES), PADDED)
 
-    def law(logits, masks, proposal, sampling, said):
+    def law(logits, masks, proposal, sampling, history):
         return verification.target_probs(
-            logits, proposal, sampling, jnp.full(len(CASES), 7), said,
+            logits, proposal, sampling, jnp.full(len(CASES), 7), history,
             tokens=VOCAB, parts=parts, masks=masks,
         )  # fmt: skip
 
     proposal = point_mass(tokens, np.full(len(CASES), 2, np.int32))
-    return jax.jit(law, compiler_options=QUICKLY)(logits, masks, proposal, sampling, said)
+    return jax.jit(law, compiler_options=QUICKLY)(logits, masks, proposal, sampling, history)
 
 
 def wrong_laws(parts=ON_DEVICE):
@@ -141,13 +141,13 @@ def test_a_forbidden_token_is_rejected_and_what_is_behind_it_does_not_matter(rul
     )  # fmt: skip
     sampling = rows(*(case | {"request": n} for case in cases for n in range(count)))
     run = jax.jit(
-        lambda logits, proposal, sampling, said, masks: verification.verify(
-            logits, proposal, sampling, jnp.full(2 * count, 7), said, tokens=VOCAB, rule=rule,
+        lambda logits, proposal, sampling, history, masks: verification.verify(
+            logits, proposal, sampling, jnp.full(2 * count, 7), history, tokens=VOCAB, rule=rule,
             masks=masks, backend=backend,
         ),
         compiler_options=QUICKLY,
     )  # fmt: skip
-    outcome = run(logits, proposal, sampling, nothing_said(2 * count, VOCAB), masks)
+    outcome = run(logits, proposal, sampling, empty_history(2 * count, VOCAB), masks)
     assert outcome.accepted.tolist() == [0] * 2 * count
     bonus = outcome.bonus.tolist()
     assert set(bonus) == {3, 4}
@@ -158,14 +158,14 @@ def test_a_forbidden_token_is_rejected_and_what_is_behind_it_does_not_matter(rul
 def test_where_a_grammar_allows_nothing_no_token_is_drawn():
     masks = np.zeros((2, 1, 2), np.int32)
     run = jax.jit(
-        lambda logits, sampling, said, masks: verification.verify(
+        lambda logits, sampling, history, masks: verification.verify(
             logits, point_mass(jnp.zeros((2, 0), jnp.int32), jnp.zeros(2, jnp.int32)), sampling,
-            jnp.full(2, 7), said, tokens=VOCAB, masks=masks,
+            jnp.full(2, 7), history, tokens=VOCAB, masks=masks,
         ),
         compiler_options=QUICKLY,
     )  # fmt: skip
     sampling = rows({"temperature": 0.0}, {})
-    outcome = run(np.zeros((2, 1, VOCAB), np.float32), sampling, nothing_said(2, VOCAB), masks)
+    outcome = run(np.zeros((2, 1, VOCAB), np.float32), sampling, empty_history(2, VOCAB), masks)
     assert outcome.bonus.tolist() == [NO_TOKEN] * 2
 
 
@@ -176,14 +176,14 @@ def test_nodes_of_a_tree_have_masks_of_their_own():
     masks = np.array([[mask_of(tokens, VOCAB) for tokens in allowed]])
     assert topology.paths(jnp.asarray(parents)).tolist() == [[0, 1, 2, 6]]
     run = jax.jit(
-        lambda logits, proposal, said, parents, masks: verification.target_probs(
-            logits, proposal, jax.tree.map(jnp.asarray, rows({})), jnp.full(1, 7), said,
+        lambda logits, proposal, history, parents, masks: verification.target_probs(
+            logits, proposal, jax.tree.map(jnp.asarray, rows({})), jnp.full(1, 7), history,
             tokens=VOCAB, parents=parents, masks=masks,
         ),
         compiler_options=QUICKLY,
     )  # fmt: skip
     proposal = point_mass(tokens, np.full(1, 2, np.int32))
-    law = run(logits, proposal, nothing_said(1, VOCAB), parents, masks)
+    law = run(logits, proposal, empty_history(1, VOCAB), parents, masks)
     assert [set(np.flatnonzero(row).tolist()) for row in np.asarray(law[0])] == allowed
 
 
@@ -203,14 +203,14 @@ def emitted(rule, cut):
     """
     sampling = rows(*({"request": n, "seed": (5, 0)} for n in range(COUNT)))
     vocab = len(P)
-    said = nothing_said(COUNT, vocab)
+    history = empty_history(COUNT, vocab)
     masks = np.array([mask_of(tokens, vocab) for tokens in AFTER])
 
-    def play(sampling, said):
+    def play(sampling, history):
         start = jnp.full(COUNT, 7)
         logits = jnp.broadcast_to(jnp.log(Q), (COUNT, vocab)).astype(jnp.float32)
         drawn = drafting.draw(
-            logits, sampling, start, jnp.array(0), lambda: said, tokens=vocab, support=vocab,
+            logits, sampling, start, jnp.array(0), lambda: history, tokens=vocab, support=vocab,
             rule=rule,
         )  # fmt: skip
         is_allowed = (jnp.asarray(masks[0, 0]) >> drawn.token) & 1 == 1
@@ -229,11 +229,11 @@ def emitted(rule, cut):
         )
         p = jnp.broadcast_to(jnp.log(P), (COUNT, 2, vocab)).astype(jnp.float32)
         outcome = verification.verify(
-            p, proposal, sampling, start, said, tokens=vocab, rule=rule, masks=of_rows
+            p, proposal, sampling, start, history, tokens=vocab, rule=rule, masks=of_rows
         )
         return verification.emitted_tokens(proposal, outcome), outcome.accepted
 
-    return jax.tree.map(np.asarray, jax.jit(play, compiler_options=QUICKLY)(sampling, said))
+    return jax.tree.map(np.asarray, jax.jit(play, compiler_options=QUICKLY)(sampling, history))
 
 
 def evidence(rule, *, cut=False):

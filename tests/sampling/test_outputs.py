@@ -37,12 +37,12 @@ def case():
     count = COPIES * len(SETTINGS)
     logits = jnp.asarray(2 * rng.standard_normal((count, VOCAB)), jnp.float32)
     sampling = rows(*(SETTINGS[row % len(SETTINGS)] | {"request": row} for row in range(count)))
-    said = penalties.empty(count, VOCAB)
-    said = said._replace(
+    history = penalties.empty(count, VOCAB)
+    history = history._replace(
         prompt=jnp.asarray(rng.random((count, VOCAB)) < 0.3),
         output=jnp.asarray(rng.poisson(0.4, (count, VOCAB)), jnp.int32),
     )
-    return logits, sampling, jnp.asarray(rng.integers(0, 1000, count), jnp.int32), said
+    return logits, sampling, jnp.asarray(rng.integers(0, 1000, count), jnp.int32), history
 
 
 def in_flight(count):
@@ -55,15 +55,15 @@ def in_flight(count):
 
 def found(part, rule, support, outputs, *, given):
     """What a draft says in one of three ways: a draw, its likeliest tokens, or those by noise."""
-    logits, sampling, start, said = given
+    logits, sampling, start, history = given
     if part == "in flight":
         proposed, before = in_flight(len(logits))
-        said = penalties.in_flight(
-            said, proposed, jnp.arange(len(logits)), chain_path(before), outputs
+        history = penalties.in_flight(
+            history, proposed, jnp.arange(len(logits)), chain_path(before), outputs
         )
     elif outputs is not None:
-        said = penalties.history_of(said, jnp.arange(len(logits)), outputs)
-    about = {"tokens": TOKENS, "outputs": outputs}
+        history = penalties.history_of(history, jnp.arange(len(logits)), outputs)
+    common = {"tokens": TOKENS, "outputs": outputs}
 
     def draw(logits):
         drawn = drafting.draw(
@@ -71,25 +71,25 @@ def found(part, rule, support, outputs, *, given):
             sampling,
             start,
             jnp.array(1),
-            lambda: said,
+            lambda: history,
             support=support,
             rule=rule,
             candidates=W,
             saguaro=Saguaro(0.5, jnp.array(2)),
             confident=True,
-            **about,
+            **common,
         )
         q = dense(drawn.support, drawn.q, VOCAB)
         return drawn.token, drawn.candidates, drawn.confidence, q
 
     def likeliest(logits):
-        return (drafting.candidates(logits, sampling, start, lambda: said, count=W, **about),)
+        return (drafting.candidates(logits, sampling, start, lambda: history, count=W, **common),)
 
     def foreseen(logits):
         before = start % 2
         return (
             prediction.predict_bonus(
-                logits, sampling, start, before, lambda: said, count=W, rule=rule, **about
+                logits, sampling, start, before, lambda: history, count=W, rule=rule, **common
             ),
         )
 
@@ -106,7 +106,7 @@ def reduced(part, rule, support):
 
 
 @functools.cache
-def whole(part, rule, support):
+def unreduced(part, rule, support):
     """Of logits of all tokens, of which the others are impossible."""
     logits, *rest = case()
     inside = jnp.zeros(VOCAB, bool).at[jnp.asarray(OUTPUTS)].set(True)
@@ -136,7 +136,7 @@ def differ(found, expected):
 )
 def test_a_reduced_vocabulary_says_what_the_whole_one_would(part, rule, support):
     found = reduced(part, rule, support)
-    assert not differ(found, whole(part, rule, support))
+    assert not differ(found, unreduced(part, rule, support))
     assert np.isin(found[0], OUTPUTS).all()
     assert len(np.unique(found[0])) == N
     if part == "draw":
@@ -268,7 +268,7 @@ FAULTS = {
 def test_every_fault_in_the_use_of_the_map_is_caught(fault):
     edit, part, rule = FAULTS[fault]
     support = 4 if part == "draw" else N
-    right = whole(part, rule, support)
+    right = unreduced(part, rule, support)
     with edited([edit]):
         assert differ(reduced(part, rule, support), right)
 

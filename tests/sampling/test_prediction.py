@@ -63,8 +63,8 @@ def laws(logits):
 
 
 def outcomes(logits, proposal, sampling, start, rule):
-    said = penalties.empty(ROWS, VOCAB)
-    return verify(logits, proposal, sampling, start, said, tokens=TOKENS, rule=rule)
+    history = penalties.empty(ROWS, VOCAB)
+    return verify(logits, proposal, sampling, start, history, tokens=TOKENS, rule=rule)
 
 
 def judged_alike(rule):

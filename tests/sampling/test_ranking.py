@@ -8,7 +8,7 @@ import pytest
 from ssd_jax.sampling import ranking
 from ssd_jax.sampling.confidence import GAP_EDGES
 from ssd_jax.sampling.variants import VARIANTS
-from tests.sampling.rows import QUICKLY, nothing_said, point_mass, repeated, rows, verify
+from tests.sampling.rows import QUICKLY, empty_history, point_mass, repeated, rows, verify
 
 VOCAB, ROWS = 40, 300
 LOGITS = np.random.default_rng(0).normal(0, 2, (ROWS, VOCAB)).astype(np.float32)
@@ -18,7 +18,7 @@ START = np.arange(ROWS, dtype=np.int32) * 7
 
 def ranked(settings, *, parts="any", support=VOCAB, count=5, logits=LOGITS, outputs=None):
     def rank(logits, sampling):
-        history = nothing_said(ROWS, logits.shape[1])
+        history = empty_history(ROWS, logits.shape[1])
         return ranking.rank(
             logits, sampling, START + 1, lambda: history, tokens=VOCAB, count=count,
             support=support, outputs=outputs, parts=VARIANTS[parts],
@@ -34,7 +34,7 @@ def test_the_first_is_what_a_target_with_the_same_logits_draws(settings, parts):
     nothing = point_mass(np.zeros((ROWS, 0), np.int32), np.zeros(ROWS, np.int32))
     outcome = verify(
         LOGITS[:, None], nothing, repeated(rows(settings), ROWS), START,
-        nothing_said(ROWS, VOCAB), tokens=VOCAB, rule="coupled",
+        empty_history(ROWS, VOCAB), tokens=VOCAB, rule="coupled",
     )  # fmt: skip
     found = ranked(settings, parts=parts)
     assert found.tokens[:, 0].tolist() == outcome.bonus.tolist()

@@ -9,7 +9,7 @@ from ssd_jax.sampling.penalties import empty
 from ssd_jax.sampling.proposal import Proposal
 from ssd_jax.sampling.variants import VARIANTS
 from ssd_jax.sampling.verification import commit, emitted_tokens
-from tests.sampling.rows import nothing_said, repeated, rows, verify
+from tests.sampling.rows import empty_history, repeated, rows, verify
 from tests.sampling.trees import path_of, random_parents, walk
 
 VOCAB, ROWS, NODES, DEPTH = 5, 400, 9, 9
@@ -48,7 +48,7 @@ def tree_outcome(settings, parents, tokens, lengths, *, rule="coupled", parts=No
         point_masses(tokens, lengths),
         repeated(rows(settings), ROWS),
         np.arange(ROWS, dtype=np.int32) * 20,
-        nothing_said(ROWS, VOCAB),
+        empty_history(ROWS, VOCAB),
         tokens=VOCAB,
         rule=rule,
         parents=parents,
@@ -121,8 +121,8 @@ def test_history_counts_the_accepted_path_alone():
     history = commit(empty(ROWS, VOCAB), proposal, outcome, live)
     emitted = np.asarray(emitted_tokens(proposal, outcome, DEPTH))
     for row in range(ROWS):
-        said = emitted[row, : outcome.accepted[row] + 1] if row % 3 else []
-        counts = np.bincount(np.array(said, int), minlength=VOCAB)
+        emitted_ids = emitted[row, : outcome.accepted[row] + 1] if row % 3 else []
+        counts = np.bincount(np.array(emitted_ids, int), minlength=VOCAB)
         assert history.output[row].tolist() == counts.tolist()
 
 

@@ -76,22 +76,22 @@ def batch(settings: list[dict]):
     proposal.length[-1] = 0
     start = np.arange(8, 8 + count, dtype=np.int32)
     start[-1] = -1
-    said = history_of(
+    history = history_of(
         rng.random((count, VOCAB)) < 0.3,
         rng.poisson(0.3, (count, VOCAB)).astype(np.int32),
         [[9]] * count,
     )
     of_rows = [{**setting, "request": row, "seed": (11, 0)} for row, setting in enumerate(settings)]
-    return logits, proposal, rows(*of_rows), start, said
+    return logits, proposal, rows(*of_rows), start, history
 
 
 def verified(batch, parts: Parts, rule: str) -> list[tuple[int, int]]:
     """(k, t*) of all rows."""
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
-    def run(logits, proposal, sampling, start, said):
+    def run(logits, proposal, sampling, start, history):
         return verification.verify(
-            logits, proposal, sampling, start, said, tokens=TOKENS, rule=rule, parts=parts
+            logits, proposal, sampling, start, history, tokens=TOKENS, rule=rule, parts=parts
         )
 
     outcome = run(*batch)
@@ -134,16 +134,16 @@ def test_a_variant_too_cheap_for_its_rows_is_caught(cheaper, variant):
 
 
 def drawn(settings: list[dict], parts: Parts, support: int):
-    logits, _, sampling, start, said = batch(settings)
+    logits, _, sampling, start, history = batch(settings)
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
-    def run(logits, sampling, start, said):
+    def run(logits, sampling, start, history):
         return drafting.draw(
             logits,
             sampling,
             start,
             jnp.int32(1),
-            lambda: said,
+            lambda: history,
             tokens=TOKENS,
             support=support,
             candidates=4,
@@ -152,7 +152,7 @@ def drawn(settings: list[dict], parts: Parts, support: int):
             parts=parts,
         )
 
-    return jax.tree.map(np.asarray, run(logits[:, 0], sampling, start, said))
+    return jax.tree.map(np.asarray, run(logits[:, 0], sampling, start, history))
 
 
 @pytest.mark.more
@@ -314,17 +314,17 @@ def rejected(variant: str) -> int:
     count = len(settings)
     logits = rng.normal(0, 2, (count, 2, 400)).astype(np.float32)
     sampling, start = rows(*settings), np.full(count, 6, np.int32)
-    said = penalties.empty(count, 400)
+    history = penalties.empty(count, 400)
 
     def proposed(token, q) -> Proposal:
         return Proposal(token[:, None], np.ones(count, np.int32), token[:, None, None], q)
 
     first = proposed(np.zeros(count, np.int32), np.ones((count, 1, 1), np.float32))
-    law = verification.target_probs(logits, first, sampling, start, said, tokens=400)
+    law = verification.target_probs(logits, first, sampling, start, history, tokens=400)
     last = np.where(law[:, 0] > 0, law[:, 0], 2.0)
     least = proposed(last.argmin(-1).astype(np.int32), last.min(-1)[:, None, None] / 2)
     run = functools.partial(verification.verify, tokens=400, parts=VARIANTS[variant])
-    outcome = jax.jit(run)(logits, least, sampling, start, said)
+    outcome = jax.jit(run)(logits, least, sampling, start, history)
     return int((np.asarray(outcome.accepted) == 0).sum())
 
 
@@ -346,11 +346,11 @@ def test_the_law_that_is_reported_is_the_one_that_is_drawn_from(monkeypatch, var
     monkeypatch.setattr(xla, "best_and_mass", more)
     sampling = rows({"top_p": 0.75 if variant != "sampled" else 1.0}, {"temperature": 0.0})
     logits = jnp.log(jnp.array([[[0.1, 0.25, 0.15, 0.5]]] * 2, jnp.float32))
-    start, said = np.full(2, 6, np.int32), penalties.empty(2, 4)
+    start, history = np.full(2, 6, np.int32), penalties.empty(2, 4)
     ids, q = np.zeros((2, 0, 1), np.int32), np.zeros((2, 0, 1), np.float32)
     none = Proposal(ids[..., 0], np.zeros(2, np.int32), ids, q)
     law = verification.target_probs(
-        logits, none, sampling, start, said, tokens=4, parts=VARIANTS[variant]
+        logits, none, sampling, start, history, tokens=4, parts=VARIANTS[variant]
     )
     sizes = {"sampled": [1, 1, 1, 1], "truncated": [0, 1, 1, 1], "any": [0, 1, 0, 1]}[variant]
     assert (np.asarray(law)[:, 0] > 0).tolist() == [[*map(bool, sizes)], [False] * 3 + [True]]
@@ -358,20 +358,20 @@ def test_the_law_that_is_reported_is_the_one_that_is_drawn_from(monkeypatch, var
 
 def program_text(parts: Parts, rule: str) -> str:
     """A verification and a draw, compiled."""
-    logits, proposal, sampling, start, said = batch(settings_for("full"))
+    logits, proposal, sampling, start, history = batch(settings_for("full"))
 
-    def run(logits, proposal, sampling, start, said):
+    def run(logits, proposal, sampling, start, history):
         one = verification.verify(
-            logits, proposal, sampling, start, said, tokens=TOKENS, rule=rule, parts=parts
+            logits, proposal, sampling, start, history, tokens=TOKENS, rule=rule, parts=parts
         )
         two = drafting.draw(
-            logits[:, 0], sampling, start, jnp.int32(1), lambda: said,
+            logits[:, 0], sampling, start, jnp.int32(1), lambda: history,
             tokens=TOKENS, support=SUPPORT, candidates=4, confident=True, parts=parts,
         )  # fmt: skip
         return one, two
 
     jitted = jax.jit(run, compiler_options=QUICKLY)
-    return jitted.lower(logits, proposal, sampling, start, said).compile().as_text()
+    return jitted.lower(logits, proposal, sampling, start, history).compile().as_text()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ssd_jax.sampling.rules import RULES
 from ssd_jax.sampling.variants import VARIANTS
 from ssd_jax.sampling.verification import commit
 from tests.sampling.evidence import ALPHA, p_value
-from tests.sampling.rows import nothing_said, point_mass, repeated, rows, verify
+from tests.sampling.rows import empty_history, point_mass, repeated, rows, verify
 
 VOCAB, K, ROWS = 4, 2, 60_000
 READ_Q = [name for name, rule in RULES.items() if rule.ships_q]
@@ -62,7 +62,7 @@ def emitted_pairs(rng, proposal: Proposal, rule: str, settings=None) -> np.ndarr
         proposal,
         many(settings or {"temperature": 1.0}, count),
         np.arange(count, dtype=np.int32) * 8,  # every row has its own keys
-        nothing_said(count, VOCAB),
+        empty_history(count, VOCAB),
         tokens=VOCAB,
         rule=rule,
     )
@@ -116,7 +116,7 @@ def test_more_is_accepted_when_the_draft_is_the_target(rule):
         same,
         many({"temperature": 1.0}, 2000),
         jnp.arange(2000, dtype=jnp.int32),
-        nothing_said(2000, VOCAB),
+        empty_history(2000, VOCAB),
         tokens=VOCAB,
         rule=rule,
     )
@@ -135,7 +135,7 @@ def test_an_empty_residual_draws_from_p(rule):
         q=jnp.array([[[1.0, 1e-9]]]),
     )
     outcome = verify(
-        logits, proposal, rows({}), jnp.array([3]), nothing_said(1, 2), tokens=2, rule=rule
+        logits, proposal, rows({}), jnp.array([3]), empty_history(1, 2), tokens=2, rule=rule
     )
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (0, 0)
 
@@ -148,7 +148,7 @@ def test_greedy_rows_accept_what_the_target_would_say(rule):
         point_mass(jnp.asarray(tokens, jnp.int32), jnp.full(4, K, jnp.int32)),
         many({"temperature": 0.0}, 4),
         jnp.zeros(4, jnp.int32),
-        nothing_said(4, VOCAB),
+        empty_history(4, VOCAB),
         tokens=VOCAB,
         rule=rule,
     )
@@ -167,7 +167,7 @@ def test_coupled_text_does_not_depend_on_the_proposals():
             point_mass(jnp.asarray(proposed[:, :length], jnp.int32), jnp.full(500, length)),
             settings,
             start,
-            nothing_said(500, VOCAB),
+            empty_history(500, VOCAB),
             tokens=VOCAB,
             rule="coupled",
         )
@@ -185,13 +185,13 @@ def test_rows_in_flight_see_the_proposed_tokens_in_their_penalties():
     logits = jnp.zeros((1, 3, VOCAB)).at[..., 1].set(1.0)  # always prefers token 1
     settings = rows({"temperature": 0.0, "presence_penalty": 5.0})
     proposal = point_mass(jnp.array([[1, 1]]), jnp.array([2]))
-    said = penalties.empty(1, VOCAB)
-    outcome = verify(logits, proposal, settings, jnp.array([0]), said, tokens=VOCAB)
+    history = penalties.empty(1, VOCAB)
+    outcome = verify(logits, proposal, settings, jnp.array([0]), history, tokens=VOCAB)
     # Row 0 says 1; row 1 has 1 in flight, so the second 1 is refused.
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (1, 0)
-    after = commit(said, proposal, outcome, jnp.array([True]))
+    after = commit(history, proposal, outcome, jnp.array([True]))
     assert after.output.tolist() == [[1, 1, 0, 0]]
-    idle = commit(said, proposal, outcome, jnp.array([False]))
+    idle = commit(history, proposal, outcome, jnp.array([False]))
     assert idle.output.tolist() == [[0, 0, 0, 0]]
 
 
@@ -200,7 +200,7 @@ def test_min_tokens_ends_within_a_block():
     settings = rows({"temperature": 0.0, "banned": (2, -1), "ban_before": 12})
     proposal = point_mass(jnp.array([[0, 2]]), jnp.array([2]))
     outcome = verify(
-        logits, proposal, settings, jnp.array([10]), nothing_said(1, VOCAB), tokens=VOCAB
+        logits, proposal, settings, jnp.array([10]), empty_history(1, VOCAB), tokens=VOCAB
     )
     # Position 11 may not be 2; position 12 may.
     assert (int(outcome.accepted[0]), int(outcome.bonus[0])) == (2, 2)
@@ -233,7 +233,7 @@ def test_where_the_targets_logits_are_no_numbers_no_token_is_drawn(
         point_mass(tokens, np.full(count, K, np.int32)),
         many({"temperature": temperature}, count),
         np.arange(count, dtype=np.int32) * 8,
-        nothing_said(count, VOCAB + 1),
+        empty_history(count, VOCAB + 1),
         tokens=VOCAB,
         rule=rule,
         parts=VARIANTS[variant],
@@ -261,7 +261,7 @@ def test_q_that_is_no_number_leaves_the_targets_law(variant, known, rule):
         Proposal(tokens, length, support, np.full(support.shape, np.nan, np.float32)),
         many({"temperature": 1.0}),
         np.arange(ROWS, dtype=np.int32) * 8,
-        nothing_said(ROWS, VOCAB),
+        empty_history(ROWS, VOCAB),
         tokens=VOCAB,
         rule=rule,
         parts=VARIANTS[variant],

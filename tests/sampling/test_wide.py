@@ -200,8 +200,8 @@ def outcomes(logits, proposal, settings):
     vocab = logits.shape[-1]
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
-    def compiled(logits, proposal, sampling, start, said):
-        return verification.verify(logits, proposal, sampling, start, said, tokens=vocab)
+    def compiled(logits, proposal, sampling, start, history):
+        return verification.verify(logits, proposal, sampling, start, history, tokens=vocab)
 
     outcome = compiled(
         logits,

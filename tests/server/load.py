@@ -48,7 +48,7 @@ def opened(pair, *, compile_cache, queue):
         yield server
 
 
-def said_alone(server, fields):
+def answer_alone(server, fields):
     settings = {"temperature": 1.0, **fields}
     ids = server.llm.tokenizer.encode(settings.pop("prompt"))
     settings.pop("priority", None)

@@ -105,7 +105,7 @@ def memory() -> int:
 
 def soak(server, minutes: float, seed: int) -> bool:
     """Whether nothing grew; raises what a client saw."""
-    expected = [load.said_alone(server, fields) for fields in load.ASKED]
+    expected = [load.answer_alone(server, fields) for fields in load.ASKED]
     chance, clients = random.Random(seed), load.Neighbours(server, expected)
     end, used = time.monotonic() + 60 * minutes, []
     with clients.beside(count=4):

@@ -30,7 +30,7 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(server):
     """What each of `load.ASKED` says without a draft."""
-    return [load.said_alone(server, fields) for fields in load.ASKED]
+    return [load.answer_alone(server, fields) for fields in load.ASKED]
 
 
 def test_clients_that_leave_at_random_moments_leave_nothing_and_change_no_text(server, expected):

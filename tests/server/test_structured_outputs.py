@@ -128,9 +128,9 @@ def test_calls_follow_their_schema_and_are_the_same_in_every_mode(server, choice
         )
         status, answer = post(server.port, "/v1/chat/completions", fields)
         assert status == 200, answer
-        (said,) = answer["choices"]
-        assert said["finish_reason"] == "tool_calls"
-        calls.add(call_of(said["message"]))
+        (reply,) = answer["choices"]
+        assert reply["finish_reason"] == "tool_calls"
+        calls.add(call_of(reply["message"]))
     chunks = stream(server.port, "/v1/chat/completions", fields)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]

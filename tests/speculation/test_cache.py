@@ -12,7 +12,7 @@ from tests.sampling.edits import Edit, edited
 K, M = 3, 6
 
 
-def told(bonus, lengths=None) -> BranchTokens:
+def branch_tokens(bonus, lengths=None) -> BranchTokens:
     """Branches [B, M] with these bonus tokens; those of branch m are 10 m, 10 m + 1, ..."""
     bonus = np.array(bonus, np.int32)
     rows, branches = bonus.shape
@@ -25,7 +25,7 @@ def told(bonus, lengths=None) -> BranchTokens:
 def cache_of(counts, bonus, lengths=None) -> SpeculationCache:
     found = SpeculationCache()
     found.prepare(np.array(counts, np.int32))
-    found.branches = told(bonus, lengths)
+    found.branches = branch_tokens(bonus, lengths)
     return found
 
 
@@ -87,7 +87,7 @@ def test_an_unfilled_cache_finds_nothing():
 
 def test_later_tokens_of_the_same_branches_replace_earlier_ones():
     found = cache_of(*ONE, [[1] * M])
-    found.branches = told(ONE[1])
+    found.branches = branch_tokens(ONE[1])
     assert look_up(found, (0, 5)).lengths.tolist() == [[K] * M]
 
 

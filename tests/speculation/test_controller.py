@@ -119,7 +119,7 @@ def test_after_nothing_was_proposed_all_branches_are_for_the_next_token():
     assert parts.controller.sources()[:4] == ["hit", "miss", "hit", "miss"]
 
 
-class Told:
+class FixedCounts:
     """Lists that note what was observed."""
 
     reads_confidence = False
@@ -133,7 +133,7 @@ class Told:
 
 
 def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
-    policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
+    policy = FixedCounts(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
     output, parts = write(
         params={"max_tokens": 16},
         fan_out=policy,
@@ -171,7 +171,7 @@ def test_rounds_with_a_rejected_token_and_a_miss_worked_out_by_hand():
 
 
 def test_ranks_are_observed_also_where_nothing_was_proposed():
-    policy = Told(hit=(2, 2), miss=(2, 2))
+    policy = FixedCounts(hit=(2, 2), miss=(2, 2))
     write(fan_out=policy, k=1, budget=4, rank=lambda prompt, position: position)
     assert policy.observed[:3] == [
         (0, 0, "miss", 4, 3),
@@ -182,7 +182,7 @@ def test_ranks_are_observed_also_where_nothing_was_proposed():
 
 def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
     """Absent ones say nothing about where the bonus token would have been."""
-    policy = Told(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
+    policy = FixedCounts(hit=(1, 1, 1, 1), miss=(1, 1, 0, 2))
     parts = ssd(spell(LONG), fan_out=policy, budget=4)
     branch_tokens = parts.draft.branch_tokens
     parts.draft.branch_tokens = lambda *args: branch_tokens(*args) and "late"
@@ -192,7 +192,7 @@ def test_branches_that_were_not_heard_of_are_not_observed_as_prepared():
     assert {observed[3:] for observed in policy.observed} == {(0, None)}
 
 
-class Confident(Told):
+class Confident(FixedCounts):
     """Notes the confidence that it was given, by the record's length."""
 
     reads_confidence = True

@@ -258,8 +258,8 @@ def assert_plain(case, asked, events):
     if output.finish_reason == "cancelled":
         # It may have the beginning of a stop string, which nobody will see the end of.
         begin = len(asked.prompt_ids)
-        said = [script(asked.prompt_ids, begin + n) for n in range(len(output.token_ids))]
-        assert (output.token_ids, output.text) == (said, Letters().push(said))
+        token_ids = [script(asked.prompt_ids, begin + n) for n in range(len(output.token_ids))]
+        assert (output.token_ids, output.text) == (token_ids, Letters().push(token_ids))
     else:
         assert (output.token_ids, output.text, output.finish_reason) == (tokens, text, reason)
     histogram = metrics["acceptance_histogram"]

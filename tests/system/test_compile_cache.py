@@ -275,10 +275,10 @@ def test_the_command_line_refuses_a_bad_cache_before_it_looks_for_the_model(tmp_
     (tmp_path / "file").write_text("")
     flags = ["--target=/nowhere", f"--compile_cache={tmp_path}/file/x", "--prompt=a"]
     assert main(["generate", *flags]) == 2
-    said = capsys.readouterr().err
-    assert "compile_cache" in said
-    assert "Errno" not in said
-    assert said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert "compile_cache" in stderr
+    assert "Errno" not in stderr
+    assert stderr.count("\n") == 1
 
 
 def run_a_program(number: int) -> None:

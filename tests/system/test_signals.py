@@ -90,12 +90,12 @@ def interrupt_often(llm, mode, count):
     began = time.perf_counter()
     generated(llm, mode, 1)
     usual = time.perf_counter() - began
-    heard = 0
+    interruptions = 0
     for place in range(count):
-        heard += interrupted(lambda place=place: generated(llm, mode, place), usual)
+        interruptions += interrupted(lambda place=place: generated(llm, mode, place), usual)
         found = generated(llm, mode, place // 2)
         assert found == {i: right[i] for i in found}, f"after SIGINT {place}"
-    assert heard > count / 2
+    assert interruptions > count / 2
     engine = llm.engine_of(mode)
     assert engine.broken is None
     assert not engine._running

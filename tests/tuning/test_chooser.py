@@ -54,10 +54,10 @@ def test_the_acceptance_from_which_a_draft_pays_is_said_and_what_a_verification_
     def found(acceptance, given=dear):
         return chosen(given, Guess(acceptance=acceptance), draft="ngram")
 
-    said = re.search(r"; a draft pays from (\S+) on, and verifying (\d) tok", found(0.7).line)
-    least = float(said[1])
+    match = re.search(r"; a draft pays from (\S+) on, and verifying (\d) tok", found(0.7).line)
+    least = float(match[1])
     assert [found(each).mode for each in (least - 0.01, least)] == ["ar", "sd"]
-    times = dear.verify_seconds(int(said[2]))
+    times = dear.verify_seconds(int(match[2]))
     assert f"takes {times:.2f} times as long as a forward of one" in found(0.7).line
 
 

@@ -29,15 +29,15 @@ KNOWN = KnownCosts(
     slowness=1.1,
     doubted=True,
 )
-ABOUT = {"device": ["cpu", 2], "models": ["a", None], "widths": (0, 4)}
+IDENTITY = {"device": ["cpu", 2], "models": ["a", None], "widths": (0, 4)}
 ASKED = {"widths": (0, 4), "budgets": (4, 16)}
 
 
 def test_costs_that_were_written_are_read_back(tmp_path):
-    file = CostFile(tmp_path / "costs", ABOUT)
+    file = CostFile(tmp_path / "costs", IDENTITY)
     assert file.read(**ASKED) is None
     file.write(KNOWN)
-    assert CostFile(tmp_path / "costs", ABOUT).read(**ASKED) == KNOWN
+    assert CostFile(tmp_path / "costs", IDENTITY).read(**ASKED) == KNOWN
     again = dataclasses.replace(KNOWN, guess=Guess(acceptance=0.5, single_miss=1.0))
     file.write(again)
     assert file.read(**ASKED) == again
@@ -45,19 +45,19 @@ def test_costs_that_were_written_are_read_back(tmp_path):
 
 
 def test_costs_of_a_path_that_is_not_utf8_are_kept(tmp_path):
-    about = ABOUT | {"target": os.fsdecode(b"caf\xe9")}
-    CostFile(tmp_path, about).write(KNOWN)
-    assert CostFile(tmp_path, about).read(**ASKED) == KNOWN
+    identity = IDENTITY | {"target": os.fsdecode(b"caf\xe9")}
+    CostFile(tmp_path, identity).write(KNOWN)
+    assert CostFile(tmp_path, identity).read(**ASKED) == KNOWN
 
 
 def test_costs_of_other_settings_are_in_another_file(tmp_path):
-    CostFile(tmp_path, ABOUT).write(KNOWN)
+    CostFile(tmp_path, IDENTITY).write(KNOWN)
     for changes in ({"device": ["cpu", 4]}, {"models": ["b", None]}, {"widths": (0, 2)}):
-        assert CostFile(tmp_path, ABOUT | changes).read(**ASKED) is None
+        assert CostFile(tmp_path, IDENTITY | changes).read(**ASKED) is None
 
 
 def test_a_cost_file_of_other_settings_under_the_same_name_is_not_read(tmp_path):
-    file = CostFile(tmp_path, ABOUT)
+    file = CostFile(tmp_path, IDENTITY)
     file.write(KNOWN)
     content = json.loads(file.path.read_text())
     file.path.write_text(json.dumps(content | {"key": json.dumps({"device": ["gpu", 1]})}))
@@ -65,7 +65,7 @@ def test_a_cost_file_of_other_settings_under_the_same_name_is_not_read(tmp_path)
 
 
 def test_costs_that_are_needed_and_not_there_are_measured_again(tmp_path):
-    file = CostFile(tmp_path, ABOUT)
+    file = CostFile(tmp_path, IDENTITY)
     file.write(KNOWN)
     assert file.read(widths=(0, 4, 8), budgets=(4, 16)) is None
     assert file.read(widths=(0, 4), budgets=(4,)) is None
@@ -115,7 +115,7 @@ def broken(part, value):
     ],
 )
 def test_a_damaged_cost_file_is_measured_and_written_anew(tmp_path, change):
-    file = CostFile(tmp_path, ABOUT)
+    file = CostFile(tmp_path, IDENTITY)
     file.write(KNOWN)
     file.path.write_text(change(json.loads(file.path.read_text())))
     assert file.read(**ASKED) is None
@@ -124,13 +124,13 @@ def test_a_damaged_cost_file_is_measured_and_written_anew(tmp_path, change):
 
 
 def test_a_cost_file_that_is_no_text_is_not_read(tmp_path):
-    file = CostFile(tmp_path, ABOUT)
+    file = CostFile(tmp_path, IDENTITY)
     file.path.write_bytes(b"\xff\xfe{}")
     assert file.read(**ASKED) is None
 
 
 def test_a_failed_write_leaves_the_old_cost_file_and_nothing_else(tmp_path, monkeypatch):
-    file = CostFile(tmp_path, ABOUT)
+    file = CostFile(tmp_path, IDENTITY)
     file.write(KNOWN)
 
     def full(*_):
@@ -145,16 +145,16 @@ def test_a_failed_write_leaves_the_old_cost_file_and_nothing_else(tmp_path, monk
 
 def test_a_cost_directory_that_cannot_be_written_is_named_once(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    file = CostFile(tmp_path / "file" / "costs", ABOUT)
+    file = CostFile(tmp_path / "file" / "costs", IDENTITY)
     file.write(KNOWN)
     file.write(KNOWN)
-    [said] = caplog.messages
-    assert "give another `compile_cache`, or another cache by XDG_CACHE_HOME" in said
+    [message] = caplog.messages
+    assert "give another `compile_cache`, or another cache by XDG_CACHE_HOME" in message
     assert file.read(**ASKED) is None
 
 
 def test_without_a_directory_costs_are_not_kept():
-    file = CostFile(None, ABOUT)
+    file = CostFile(None, IDENTITY)
     file.write(KNOWN)
     assert file.read(**ASKED) is None
 

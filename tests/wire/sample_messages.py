@@ -9,7 +9,7 @@ from ssd_jax.wire.messages import BranchMessage, MorePages, RecordTokens, Refuse
 from tests.placement.process.conversation import EXPAND, OPEN, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, drafting
 
-ABOUT = replace(drafting(HELLO, k=3, support=4), slots=4, budgets=(2,), tokens=2**31 - 1)
+SPEC = replace(drafting(HELLO, k=3, support=4), slots=4, budgets=(2,), tokens=2**31 - 1)
 """What the answers here fit."""
 RNG = np.random.default_rng(7)
 WINNER = RecordTokens(
@@ -43,7 +43,7 @@ SPECULATIONS = BranchMessage(
     node=np.empty((1, 0), np.int32),
     parents=np.empty((1, 0, 0), np.int32),
 )
-OF_TREES = replace(drafting(ABOUT, nodes=5), budgets=(2,))
+OF_TREES = replace(drafting(SPEC, nodes=5), budgets=(2,))
 TREES = replace(
     SPECULATIONS,
     tokens=np.arange(10, dtype=np.int32).reshape(1, 2, 5),
@@ -73,7 +73,7 @@ MESSAGES = [
 ]
 
 
-def about(message):
+def spec_of(message):
     if isinstance(message, MorePages):
         return replace(HELLO, page_size=64, pages=8)
-    return ABOUT if isinstance(message, RecordTokens | BranchMessage) else HELLO
+    return SPEC if isinstance(message, RecordTokens | BranchMessage) else HELLO

@@ -16,11 +16,11 @@ from ssd_jax.wire.fields import ProtocolError
 from ssd_jax.wire.messages import Welcome, Work
 from tests.placement.process.conversation import EXPAND, PREFILL, RECORDS
 from tests.placement.process.script import HELLO, drafting
-from tests.wire.sample_messages import MESSAGES, SPECULATIONS, WINNER, about
+from tests.wire.sample_messages import MESSAGES, SPECULATIONS, WINNER, spec_of
 
 
 def again(message):
-    return codec.decode(codec.encode(message), about(message))
+    return codec.decode(codec.encode(message), spec_of(message))
 
 
 def assert_same(one, other):
@@ -50,9 +50,9 @@ def test_every_cut_of_a_message_is_refused(message):
     data = codec.encode(message)
     for size in range(len(data)):
         with pytest.raises(ProtocolError):
-            codec.decode(data[:size], about(message))
+            codec.decode(data[:size], spec_of(message))
     with pytest.raises(ProtocolError, match="trailing"):
-        codec.decode(data + b"\0", about(message))
+        codec.decode(data + b"\0", spec_of(message))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -64,7 +64,7 @@ def test_garbage_is_refused_or_is_a_message_and_never_anything_else(message):
         for place in rng.integers(4, len(data), rng.integers(1, 6)):
             broken[place] = rng.integers(256)
         try:
-            found = codec.decode(bytes(broken), about(message))
+            found = codec.decode(bytes(broken), spec_of(message))
         except ProtocolError:
             refused += 1
         else:

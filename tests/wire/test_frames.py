@@ -168,16 +168,16 @@ def test_both_ends_may_send_at_once_what_is_encrypted(files):
     client.encrypt(Tls(of_engine, "127.0.0.1"), 60)
     agreeing.join()
     both = [client, Frames(ends[1], 60, tls=server)]
-    said = [[os.urandom(size) for size in (10, 100_000, 2**20, 3)] * 5 for _ in both]
-    heard = [[], []]
+    sent = [[os.urandom(size) for size in (10, 100_000, 2**20, 3)] * 5 for _ in both]
+    received = [[], []]
 
     def send(index):
-        for frame in said[index]:
+        for frame in sent[index]:
             both[index].send(frame)
 
     def receive(index):
-        for _ in said[1 - index]:
-            heard[index].append(both[index].receive())
+        for _ in sent[1 - index]:
+            received[index].append(both[index].receive())
 
     threads = [
         threading.Thread(target=what, args=(index,), daemon=True)
@@ -188,7 +188,7 @@ def test_both_ends_may_send_at_once_what_is_encrypted(files):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert heard == said[::-1]
+    assert received == sent[::-1]
     for end in ends:
         end.close()
 

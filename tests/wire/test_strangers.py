@@ -167,10 +167,10 @@ def test_a_replayed_handshake_is_refused():
         first.sendall(proof)
         verdict = frame_of(first)
         assert verdict[:1] == b"\1"
-        for said in (proof, with_length(proof[4:40] + verdict[1:])):
+        for greeting in (proof, with_length(proof[4:40] + verdict[1:])):
             second = server.stranger()
             frame_of(second)
-            second.sendall(said)
+            second.sendall(greeting)
             assert frame_of(second) == b"\0its token is another"
 
 

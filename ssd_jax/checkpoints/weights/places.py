@@ -94,7 +94,7 @@ def _patterns(config: ModelConfig) -> list[str]:
     }
     if m.experts is not None:
         patterns |= _of_experts(m.experts, bias=m.mlp_bias)
-    return [*_EVERY_MODEL, *(pattern for pattern, there in patterns.items() if there)]
+    return [*_EVERY_MODEL, *(pattern for pattern, has_tensor in patterns.items() if has_tensor)]
 
 
 def _of_experts(experts: Experts, *, bias: bool) -> dict[str, bool]:

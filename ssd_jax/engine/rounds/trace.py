@@ -25,10 +25,10 @@ PRODUCER, FORMAT = "ssd_jax", 1
 LANES = {"target": 1, "draft": 2, "host": 3}
 """Thread ids of the lanes; the id of each further draft worker is `OF_A_WORKER` higher."""
 OF_A_WORKER = 10
-MOST = 100_000
+MAX_EVENTS = 100_000
 """Events that are kept, the first ones: about 10,000 rounds."""
-MOST_BYTES = 96 << 20
-"""Limit of a file; with many slots it is reached before `MOST`."""
+MAX_BYTES = 96 << 20
+"""Limit of a file; with many slots it is reached before `MAX_EVENTS`."""
 _EVENT_BYTES, _ROW_BYTES, _NUMBER_BYTES = 176, 96, 8
 """Upper bounds for an event without its rows, a row without its tokens, and one number."""
 
@@ -59,7 +59,9 @@ class Trace:
       InputError: no file can be written there.
     """
 
-    def __init__(self, path: str | Path, *, most: int = MOST, zero: float | None = None) -> None:
+    def __init__(
+        self, path: str | Path, *, max_events: int = MAX_EVENTS, zero: float | None = None
+    ) -> None:
         path = self.path = user_path(str(path)).absolute()
         require_writable("trace", path, atomic=True)
         if path.is_dir():
@@ -67,7 +69,7 @@ class Trace:
         if not path.parent.is_dir():
             reason = f"there is no directory '{path.parent}'; make it first"
             raise InputError(f"trace = '{path}': {reason}")
-        self._most = most
+        self._max_events = max_events
         self._zero = time.perf_counter() if zero is None else zero
         self._engines: list[tuple[str, bool]] = []
         self._events: list[Event] = []
@@ -81,7 +83,7 @@ class Trace:
     def add(self, event: Event) -> None:
         """Adds a slice."""
         self._bytes += _most_bytes(event)
-        if len(self._events) < self._most and self._bytes <= MOST_BYTES:
+        if len(self._events) < self._max_events and self._bytes <= MAX_BYTES:
             self._events.append(event)
         else:
             self._dropped += 1
@@ -89,7 +91,7 @@ class Trace:
     def lengthen(self, arguments: dict[str, Any], name: str, values: Sequence[Any]) -> None:
         """Appends values to a list among the arguments of an event that was added."""
         self._bytes += len(json.dumps([name, values]))
-        if not self._dropped and self._bytes <= MOST_BYTES:
+        if not self._dropped and self._bytes <= MAX_BYTES:
             arguments.setdefault(name, []).extend(values)
 
     def write(self) -> None:

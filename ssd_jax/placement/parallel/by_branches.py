@@ -213,10 +213,10 @@ class SharedRecords(HostRecordAnswer):
             answer, drafted = self._answers[self._drafter], self._drafts > 0
             lengths, promotion = answer.lengths(), self._promotion
             counts, parents = lengths, promotion.parents
-            made = answer.parents()
-            if parents is not None and made is not None:
+            drafted_parents = answer.parents()
+            if parents is not None and drafted_parents is not None:
                 counts = np.asarray(answer.proposal().length)
-                parents = np.where(drafted[:, None], made, parents)
+                parents = np.where(drafted[:, None], drafted_parents, parents)
             self._promotion = promotion._replace(
                 tokens=np.where(drafted[:, None], answer.tokens(), promotion.tokens),
                 limit=np.where(drafted, counts, promotion.limit),

@@ -56,7 +56,7 @@ class Laws(NamedTuple):
     is_sound: Bool[Array, "B R"]
 
 
-class Left(NamedTuple):
+class Remaining(NamedTuple):
     """What is left of B trees.
 
     Attributes:
@@ -91,7 +91,7 @@ def judge(
     nodes = nodes_of(proposal, sampling, start, parents)
     q, laws = _laws(target, positions, nodes)
     one = jnp.ones((batch, count + 1))
-    begin = Left(
+    begin = Remaining(
         jnp.zeros(batch, jnp.int32),
         jnp.zeros(batch, bool),
         nodes.exists,
@@ -153,7 +153,7 @@ def _laws(
     return q, Laws(support, p.reshape(support.shape), elsewhere, is_sound)
 
 
-def _step(laws: Laws, nodes: Nodes, now: Left) -> Left:
+def _step(laws: Laws, nodes: Nodes, now: Remaining) -> Remaining:
     """Goes on to the first child of each row, or judges the row where there is none."""
     tokens, parents = nodes.tokens, nodes.parents
     every, count = jnp.arange(now.row.shape[0]), parents.shape[1]
@@ -173,7 +173,7 @@ def _step(laws: Laws, nodes: Nodes, now: Left) -> Left:
     def changed(of_rows: jax.Array, of_row: jax.Array) -> jax.Array:
         return of_rows.at[every, row].set(of_row, mode="drop")
 
-    return Left(
+    return Remaining(
         jnp.where(descends, child + 1, jnp.where(deletes, above, now.row)),
         now.ended | accepts,
         now.remains.at[every, jnp.where(deletes, node, count)].set(False, mode="drop"),
@@ -185,7 +185,7 @@ def _step(laws: Laws, nodes: Nodes, now: Left) -> Left:
     )
 
 
-def _survival(laws: Laws, token: Int32[Array, "B"], now: Left) -> Float32[Array, "B"]:
+def _survival(laws: Laws, token: Int32[Array, "B"], now: Remaining) -> Float32[Array, "B"]:
     """The probability that a text comes to a child of the row."""
     is_token = take_column(laws.support, now.row) == token[:, None]
     p, q = (
@@ -198,7 +198,7 @@ def _survival(laws: Laws, token: Int32[Array, "B"], now: Left) -> Float32[Array,
 
 
 class _RowLeft(NamedTuple):
-    """What is left at a row; see `Left`."""
+    """What is left at a row; see `Remaining`."""
 
     survival: Float32[Array, "B"]
     p: Float32[Array, "B N"]
@@ -207,7 +207,9 @@ class _RowLeft(NamedTuple):
     q_total: Float32[Array, "B"]
 
 
-def _without(laws: Laws, token: Int32[Array, "B"], row: Int32[Array, "B"], now: Left) -> _RowLeft:
+def _without(
+    laws: Laws, token: Int32[Array, "B"], row: Int32[Array, "B"], now: Remaining
+) -> _RowLeft:
     """What is left at a row when a child with this token has been deleted."""
     a, p, scale, q, total = (
         take_column(array, row) for array in (now.survival, now.p, now.scale, now.q, now.q_total)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssd_jax.config.settings import MAX_WORKERS
-from ssd_jax.engine.rounds.trace import FORMAT, LANES, MOST_BYTES, OF_A_WORKER, PRODUCER
+from ssd_jax.engine.rounds.trace import FORMAT, LANES, MAX_BYTES, OF_A_WORKER, PRODUCER
 from ssd_jax.errors import InputError
 from ssd_jax.roles.activity import overlap
 from ssd_jax.system.files import read_json, shown
@@ -68,7 +68,7 @@ def read_trace(path: Path) -> list[EngineLanes]:
     Raises:
       InputError: unreadable, no JSON, another program's trace, or damaged.
     """
-    document = read_json(path, max_bytes=MOST_BYTES, remedy="give a file that --trace wrote")
+    document = read_json(path, max_bytes=MAX_BYTES, remedy="give a file that --trace wrote")
     if not isinstance(document.get("traceEvents"), list):
         raise InputError(f"{path} has no traceEvents; give a file that --trace wrote")
     metadata = document.get("otherData")

@@ -12,9 +12,9 @@ from ssd_jax.errors import InputError
 USER = {"role": "user", "content": "Grüße <b>"}
 
 
-def render(source, messages=(USER,), *, special_tokens=None, **about):
+def render(source, messages=(USER,), *, special_tokens=None, **message_fields):
     template = ChatTemplate(source, special_tokens=special_tokens or {}, where="the model")
-    return template.render(list(messages), **{"add_generation_prompt": False, **about})
+    return template.render(list(messages), **{"add_generation_prompt": False, **message_fields})
 
 
 def test_messages_and_special_tokens_are_given():
@@ -146,8 +146,8 @@ def test_malformed_messages_are_named(messages, message):
 def test_openais_form_of_messages_becomes_the_one_that_templates_know():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
-    messages = [{"role": "user", "content": parts, "name": "Ann"}, said]
+    answer = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    messages = [{"role": "user", "content": parts, "name": "Ann"}, answer]
     assert json.loads(render("{{ messages | tojson }}", messages)) == [
         {"role": "user", "content": "a\nb", "name": "Ann"},
         {
@@ -156,9 +156,9 @@ def test_openais_form_of_messages_becomes_the_one_that_templates_know():
             "tool_calls": [{**call, "function": {"name": "f", "arguments": {"x": 1}}}],
         },
     ]
-    assert said["content"] is None
-    said = {"role": "assistant", "content": "c", "tool_calls": []}
-    assert render("{{ 'tool_calls' in messages[0] }}", [said]) == "False"
+    assert answer["content"] is None
+    answer = {"role": "assistant", "content": "c", "tool_calls": []}
+    assert render("{{ 'tool_calls' in messages[0] }}", [answer]) == "False"
 
 
 def test_tools_and_variables_reach_a_template_that_names_them():
@@ -167,16 +167,16 @@ def test_tools_and_variables_reach_a_template_that_names_them():
 
 
 @pytest.mark.parametrize(
-    ("about", "message"),
+    ("message_fields", "message"),
     [
         ({"tools": [{"name": "f"}]}, "the chat template of the model takes no 'tools'"),
         ({"tools": [print]}, "tools must be a list of objects"),
         ({"variables": {"thinking": True}}, "the chat template of the model takes no 'thinking'"),
     ],
 )
-def test_messages_that_a_template_would_leave_out_are_refused(about, message):
+def test_messages_that_a_template_would_leave_out_are_refused(message_fields, message):
     with pytest.raises(InputError, match=message):
-        render("{{ messages[0].content }}", **about)
+        render("{{ messages[0].content }}", **message_fields)
 
 
 TURNS = "{% for m in messages %}[{{ m.content MORE }}]{% endfor %}"

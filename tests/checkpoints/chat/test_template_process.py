@@ -151,11 +151,11 @@ def test_no_template_process_outlives_a_killed_program(content):
         import threading
         from ssd_jax.checkpoints.chat.template import ChatTemplate
         template = ChatTemplate({SWITCH!r}, special_tokens={{}}, where="m")
-        said = lambda content: template.render(
+        render = lambda content: template.render(
             [{{"role": "user", "content": content}}], add_generation_prompt=False)
-        said("a")
+        render("a")
         print(template._child._process.pid, flush=True)
-        said({content!r})
+        render({content!r})
         threading.Event().wait()
     """
     parent = subprocess.Popen(
@@ -178,10 +178,10 @@ def test_threads_may_render_until_the_program_has_ended():
         import atexit
         from ssd_jax.checkpoints.chat.template import ChatTemplate
         template = ChatTemplate("<{{ messages[0].content }}>", special_tokens={}, where="m")
-        said = lambda content: template.render(
+        render = lambda content: template.render(
             [{"role": "user", "content": content}], add_generation_prompt=False)
-        atexit.register(lambda: print(said("b"), template._child._process.pid))
-        said("a")
+        atexit.register(lambda: print(render("b"), template._child._process.pid))
+        render("a")
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
@@ -198,16 +198,16 @@ def test_a_fork_gets_a_process_of_its_own():
         import os
         from ssd_jax.checkpoints.chat.template import ChatTemplate
         template = ChatTemplate("<{{ messages[0].content }}>", special_tokens={}, where="m")
-        said = lambda content: template.render(
+        render = lambda content: template.render(
             [{"role": "user", "content": content}], add_generation_prompt=False)
-        assert said("a") == "<a>"
+        assert render("a") == "<a>"
         template._child._lock.acquire()  # as another thread may have it
         if os.fork() == 0:
-            assert said("b") == "<b>"
+            assert render("b") == "<b>"
             os._exit(0)
         assert os.wait()[1] == 0
         template._child._lock.release()
-        assert said("c") == "<c>"
+        assert render("c") == "<c>"
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
 

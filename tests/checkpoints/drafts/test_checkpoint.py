@@ -35,13 +35,13 @@ def target(tmp_path_factory) -> Checkpoint:
 def test_a_draft_holds_its_own_tensors_its_map_and_the_names_of_the_others(tmp_path, target):
     tiny_drafts.write(tmp_path / "draft", target, IDS)
     stored = load_file(tmp_path / "draft" / "model.safetensors")
-    assert stored.keys() == {*tiny_drafts.own(), OUTPUT_IDS}
+    assert stored.keys() == {*tiny_drafts.trained_tensors(), OUTPUT_IDS}
     assert stored[OUTPUT_IDS].dtype == np.int32
     np.testing.assert_array_equal(stored[OUTPUT_IDS], IDS)
     assert stored[Q_PROJ].dtype == ml_dtypes.bfloat16
-    said = json.loads((tmp_path / "draft" / "config.json").read_text())
-    assert said["vocab_size"] == tiny.ROWS
-    assert said[KEY] == {
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert config["vocab_size"] == tiny.ROWS
+    assert config[KEY] == {
         "format": 1,
         "target": identity_of(target, TIED)._asdict(),
         "tied": TIED,
@@ -103,7 +103,7 @@ def test_impossible_output_ids_are_refused(tmp_path, target, ids, message):
 
 
 def given(change):
-    tensors = tiny_drafts.own()
+    tensors = tiny_drafts.trained_tensors()
     change(tensors)
     return tensors
 
@@ -147,7 +147,7 @@ def test_with_the_tokenizer_a_map_is_refused_that_could_not_be_read(tmp_path, ta
         write_draft(
             tmp_path / "draft",
             config=config,
-            tensors=tiny_drafts.own(),
+            tensors=tiny_drafts.trained_tensors(),
             tied=tied,
             output_ids=ids,
             target=identity_of(target, tied),
@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, target, over):
     assert names(tmp_path) == ["draft"] * over
     if over:
         stored = load_file(tmp_path / "draft" / "model.safetensors")[Q_PROJ]
-        np.testing.assert_array_equal(stored, tiny_drafts.own()[Q_PROJ])
+        np.testing.assert_array_equal(stored, tiny_drafts.trained_tensors()[Q_PROJ])
 
 
 def test_a_new_draft_takes_the_place_of_the_old(tmp_path, target):
@@ -189,8 +189,8 @@ def test_a_new_draft_takes_the_place_of_the_old(tmp_path, target):
     tiny_drafts.write(tmp_path / "draft", target, None, seed=1)
     assert names(tmp_path) == ["draft"]
     stored = load_file(tmp_path / "draft" / "model.safetensors")
-    assert stored.keys() == tiny_drafts.own().keys()
-    np.testing.assert_array_equal(stored[Q_PROJ], tiny_drafts.own(seed=1)[Q_PROJ])
+    assert stored.keys() == tiny_drafts.trained_tensors().keys()
+    np.testing.assert_array_equal(stored[Q_PROJ], tiny_drafts.trained_tensors(seed=1)[Q_PROJ])
 
 
 def test_the_old_draft_is_back_where_the_new_one_cannot_be_put(tmp_path, target, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_map_needs_a_head_of_its_own(tmp_path, target):
         write_draft(
             tmp_path / "draft",
             config=config,
-            tensors=tiny_drafts.own(),
+            tensors=tiny_drafts.trained_tensors(),
             tied={EMBEDDING: tied[EMBEDDING]},
             output_ids=IDS,
             target=identity_of(target, tied),

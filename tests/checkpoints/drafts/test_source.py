@@ -61,7 +61,7 @@ def heads_agree(draft, target):
 def test_own_tensors_and_the_targets_make_up_the_draft(draft, target, monkeypatch, block):
     monkeypatch.setattr(draft_source, "_BLOCK", block)
     opened = open_checkpoint(str(draft), target=target)
-    tensors, of_target = tiny_drafts.own(), tiny_drafts.target_tensors()
+    tensors, of_target = tiny_drafts.trained_tensors(), tiny_drafts.target_tensors()
     assert opened.tensors.shapes.keys() == {*tensors, EMBEDDING, HEAD}
     expected = tensors | {EMBEDDING: of_target[EMBEDDING], HEAD: of_target[EMBEDDING][IDS]}
     for name, array in expected.items():
@@ -99,7 +99,7 @@ def test_a_head_of_all_tokens_is_the_targets(tmp_path, target):
 
 
 def test_int8_rows_come_back_with_their_scales(tmp_path, target):
-    tensors = tiny_drafts.own()
+    tensors = tiny_drafts.trained_tensors()
     values, scales = (np.asarray(part) for part in quantize(tensors[Q_PROJ]))
     tensors |= {Q_PROJ: values, Q_PROJ + "_scale": scales}
     path = tiny_drafts.write(tmp_path / "draft", target, IDS, tensors=tensors)
@@ -182,7 +182,7 @@ def test_the_identity_that_two_processes_compare_covers_the_map(tmp_path, draft,
 
 def test_a_draft_trained_again_is_another_one_to_costs_and_workers(tmp_path, draft, target):
     """Same target, same map, same place; one value of one tensor."""
-    tensors = tiny_drafts.own()
+    tensors = tiny_drafts.trained_tensors()
     changed = tensors[Q_PROJ].copy()
     changed[-1, -1] += 1
     before = open_model(str(draft), "float32", target=target)

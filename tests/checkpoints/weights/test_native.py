@@ -79,10 +79,10 @@ def test_a_type_without_products_is_named_with_what_there_is_and_what_to_do(tmp_
     file = GGUFFile(written(tmp_path, o_proj=kind))
     with pytest.raises(InputError) as error:
         native_kinds(file, where="here.gguf")
-    said = str(error.value)
+    message = str(error.value)
     for part in ("here.gguf", kind, "layers.0.self_attn.o_proj", "Q8_0", *STORED_KINDS):
-        assert part in said
-    assert "`dtype='bfloat16'`" in said
+        assert part in message
+    assert "`dtype='bfloat16'`" in message
     assert not has_native(file)
 
 

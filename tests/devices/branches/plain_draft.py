@@ -90,7 +90,7 @@ class Speculation:
         )
 
     @property
-    def whole(self) -> tuple[int, ...]:
+    def sequence(self) -> tuple[int, ...]:
         """The text with the proposed tokens."""
         return (*self.text, *self.tokens)
 

@@ -78,7 +78,7 @@ class Seen:
     output: np.ndarray
     counts: np.ndarray
     expansion: Expansion
-    told: BranchTokens
+    on_host: BranchTokens
     forwards: tuple[list[int], list[int]]
 
     @property
@@ -163,7 +163,7 @@ class Rounds:
                 output=np.array(self._draft._history.output),
                 counts=counts,
                 expansion=copied(self._draft._active.expansion),
-                told=branches.branches(1),
+                on_host=branches.branches(1),
                 forwards=(drafting, self._forwards_since()),
             )
         )
@@ -185,7 +185,7 @@ class Rounds:
         k = length if how.k == ALL else how.k
         assert k <= length
         prepared = {
-            rank: (number, int(last.told.bonus[slot, number]))
+            rank: (number, int(last.on_host.bonus[slot, number]))
             for number, at, rank in last.branches(slot)
             if at == k
         }

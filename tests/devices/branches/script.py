@@ -224,7 +224,7 @@ def branches(seen: Seen, slot: int) -> list[tuple[int, int, Speculation]]:
     found = []
     proposed = record(seen, slot).tokens
     for number, k, rank in seen.branches(slot):
-        text = (*seen.texts[slot], *proposed[:k], int(seen.told.bonus[slot, number]))
+        text = (*seen.texts[slot], *proposed[:k], int(seen.on_host.bonus[slot, number]))
         row = slot * seen.budget + number
         one = Speculation.of(seen.expansion.records, row, seen.requests[slot], slot, text)
         found.append((k, rank, one))

@@ -40,7 +40,9 @@ def test_records_say_what_a_plain_draft_says(script):
     """Tokens, laws and candidates after a hit and just in time; of host tokens the candidates."""
     draft, rounds, _ = script
     found = [(seen, record(seen, slot)) for seen in rounds for slot in seen.texts]
-    for (seen, one), run in zip(found, draft.plain([one.whole for _, one in found]), strict=True):
+    for (seen, one), run in zip(
+        found, draft.plain([one.sequence for _, one in found]), strict=True
+    ):
         lowered = LOWERED if seen.sources[one.index] in ("hit", "draft") else None
         assert_as_plain(one, run, lowered=lowered, c=draft.c)
         if one.support is None:
@@ -67,32 +69,32 @@ def test_branches_start_with_the_likeliest_bonus_tokens(script):
     """Of k < L the candidates c_k without the proposed token; of k = L those after s_L."""
     draft, rounds, _ = script
     found = [(seen, slot, record(seen, slot)) for seen in rounds for slot in seen.texts]
-    runs = draft.plain([one.whole for *_, one in found])
+    runs = draft.plain([one.sequence for *_, one in found])
     for (seen, slot, one), run in zip(found, runs, strict=True):
         expected = seen.branches(slot)
         after_last = [number for number, k, _ in expected if k == len(one.tokens)]
-        scores = allowed(run.logits[-1], one.request, one.whole)
-        assert_likeliest(seen.told.bonus[slot, after_last], scores)
+        scores = allowed(run.logits[-1], one.request, one.sequence)
+        assert_likeliest(seen.on_host.bonus[slot, after_last], scores)
         for number, k, rank in expected:
             if k < len(one.tokens):
                 others = [c for c in one.candidates[k].tolist() if c != one.tokens[k]]
-                assert seen.told.bonus[slot, number] == others[rank]
+                assert seen.on_host.bonus[slot, number] == others[rank]
             row = slot * seen.budget + number
             assert seen.expansion.records.start[row] == len(one.text) + k
-            assert seen.expansion.records.pending[row] == seen.told.bonus[slot, number]
+            assert seen.expansion.records.pending[row] == seen.on_host.bonus[slot, number]
             path = seen.expansion.path[row].tolist()
             assert [token for token in path if token >= 0] == [
                 *one.tokens[:k],
-                seen.told.bonus[slot, number],
+                seen.on_host.bonus[slot, number],
             ]
-            assert path[-1] == seen.told.bonus[slot, number]
+            assert path[-1] == seen.on_host.bonus[slot, number]
 
 
 def test_branches_say_what_a_plain_draft_says_after_their_whole_text(script):
     draft, rounds, _ = script
     found = [one for seen in rounds for slot in seen.texts for *_, one in branches(seen, slot)]
     assert len(found) > 100
-    for one, run in zip(found, draft.plain([one.whole for one in found]), strict=True):
+    for one, run in zip(found, draft.plain([one.sequence for one in found]), strict=True):
         assert_as_plain(one, run, lowered=LOWERED, c=draft.c)
 
 
@@ -102,17 +104,17 @@ def test_branches_of_accepted_records_start_one_forward_later(script):
         for slot in seen.texts:
             for number, k, _ in seen.branches(slot):
                 late = k == length(seen, slot) and not longer
-                assert seen.told.lengths[slot, number] == K - late
+                assert seen.on_host.lengths[slot, number] == K - late
 
 
 def test_rows_without_a_branch_have_bonus_minus_one(script):
     _, rounds, _ = script
     for seen in rounds:
         used = seen.counts.sum(1)[:, None] > np.arange(M)
-        np.testing.assert_array_equal(seen.told.bonus >= 0, used)
+        np.testing.assert_array_equal(seen.on_host.bonus >= 0, used)
         held = seen.expansion.records.start.reshape(SLOTS, seen.budget) >= 0
         np.testing.assert_array_equal(held, used[:, : seen.budget])
-        assert not seen.told.lengths[~used].any()
+        assert not seen.on_host.lengths[~used].any()
         idle = [slot for slot in range(SLOTS) if slot not in seen.texts]
         assert (seen.followed.start[idle] == -1).all()
 
@@ -121,7 +123,7 @@ def test_the_host_hears_what_the_branches_hold(script):
     _, rounds, _ = script
     for seen in rounds:
         proposal = seen.expansion.records.proposal
-        on_host = [array[:, : seen.budget] for array in (seen.told.tokens, seen.told.lengths)]
+        on_host = [array[:, : seen.budget] for array in (seen.on_host.tokens, seen.on_host.lengths)]
         np.testing.assert_array_equal(on_host[0].reshape(-1, K), proposal.tokens)
         np.testing.assert_array_equal(on_host[1].reshape(-1), proposal.length)
 

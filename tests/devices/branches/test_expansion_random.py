@@ -48,9 +48,9 @@ def test_branches_and_pages_are_those_of_a_plain_draft(tmp_path, k, budget, rule
         for slot in range(SLOTS):
             one = record(seen, slot)
             found = branches(seen, slot)
-            run, *runs = draft.plain([one.whole, *(branch.whole for *_, branch in found)])
+            run, *runs = draft.plain([one.sequence, *(branch.sequence for *_, branch in found)])
             check(one, run)
-            pages = seen.grown[:, slot, :, : len(one.whole)]
+            pages = seen.grown[:, slot, :, : len(one.sequence)]
             np.testing.assert_allclose(pages, run.kv, rtol=1e-3, atol=1e-5)
             for (at, _, branch), run in zip(found, runs, strict=True):
                 assert len(branch.tokens) == k - (at == len(one.tokens) and not longer)

@@ -36,15 +36,15 @@ def check_bonus_tokens(draft, rounds):
     found = [(seen, slot, record(seen, slot)) for seen in rounds for slot in seen.texts]
     sources = set()
     for (seen, slot, one), run in zip(
-        found, draft.plain([one.whole for *_, one in found]), strict=True
+        found, draft.plain([one.sequence for *_, one in found]), strict=True
     ):
         numbers = np.array([(number, k) for number, k, _ in seen.branches(slot)])
         for k in range(length(seen, slot) + 1):
-            ids = seen.told.bonus[slot, numbers[numbers[:, 1] == k, 0]]
+            ids = seen.on_host.bonus[slot, numbers[numbers[:, 1] == k, 0]]
             logits = run.logits[len(one.text) - 1 + k]
             without = one.tokens[k] if k < len(one.tokens) else None
             if one.request.params.temperature == 0:
-                scores = allowed(logits, one.request, one.whole[: len(one.text) + k])
+                scores = allowed(logits, one.request, one.sequence[: len(one.text) + k])
                 if without is not None:
                     scores[without] = -np.inf
                 assert_likeliest(ids, scores)
@@ -79,5 +79,5 @@ def test_foreseeing_changes_no_record_or_branch(foreseeing):
     draft, rounds = foreseeing
     found = [one for seen in rounds for slot in seen.texts for *_, one in branches(seen, slot)]
     assert len(found) > 100
-    for one, run in zip(found, draft.plain([one.whole for one in found]), strict=True):
+    for one, run in zip(found, draft.plain([one.sequence for one in found]), strict=True):
         assert_as_plain(one, run, lowered=LOWERED, c=draft.c)

@@ -32,7 +32,9 @@ def test_pages_hold_the_text_and_the_record_as_after_a_plain_prefill(script):
     """Whatever branch was promoted, the tail's token and host tokens included."""
     draft, rounds, _ = script
     found = [(seen, record(seen, slot)) for seen in rounds for slot in seen.texts]
-    for (seen, one), run in zip(found, draft.plain([one.whole for _, one in found]), strict=True):
+    for (seen, one), run in zip(
+        found, draft.plain([one.sequence for _, one in found]), strict=True
+    ):
         start, size = len(one.text) - 1, len(one.tokens)
         drawn = one.support is not None
         known = start + size if drawn else start
@@ -175,6 +177,8 @@ def test_at_the_end_of_the_context_nothing_is_written_elsewhere(draft):
         assert not changed[2].any()
         all_pages = [one for k, _, one in branches(seen, 1) if start + k < CONTEXT]
         assert all_pages
-        for one, run in zip(all_pages, draft.plain([one.whole for one in all_pages]), strict=True):
+        for one, run in zip(
+            all_pages, draft.plain([one.sequence for one in all_pages]), strict=True
+        ):
             assert_as_plain(one, run, lowered=LOWERED, c=draft.c)
     assert start == CONTEXT - 1

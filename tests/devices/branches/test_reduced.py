@@ -70,12 +70,12 @@ def drawn(programs):
         candidates=jnp.asarray(candidates[:, :, : of_slots.candidates.shape[2]]),
         hidden=jnp.asarray(rng.normal(size=of_slots.hidden.shape), jnp.float32),
     )
-    heard = history_of(
+    history = history_of(
         jnp.asarray(rng.random((SLOTS, VOCAB)) < 0.2),
         jnp.asarray(rng.poisson(0.3, (SLOTS, VOCAB)), jnp.int32),
         [[8], [20, 20]],
     )
-    heard = jax.tree.map(jnp.asarray, heard)
+    history = jax.tree.map(jnp.asarray, history)
     bans = {"bad_word_ids": words(*WORDS)}
     settings = (
         PENALTIES | bans | {"temperature": heat, "request": n} for n, heat in enumerate(HEAT)
@@ -85,11 +85,11 @@ def drawn(programs):
 
     def run(parameters):
         pages, scratch, expansion, _ = programs["expand"].function(
-            parameters, base.new_pages(), heard, None, programs.new_scratch(), of_slots,
+            parameters, base.new_pages(), history, None, programs.new_scratch(), of_slots,
             jnp.asarray(COUNTS), jnp.zeros_like(COUNTS), lowered, sampling,
         )  # fmt: skip
         *_, expansion, _ = programs["grow"].function(
-            parameters, pages, heard, None, scratch, expansion, lowered, sampling
+            parameters, pages, history, None, scratch, expansion, lowered, sampling
         )
         return expansion, passes.logits(base.model, parameters, expansion.records.hidden)
 
@@ -99,12 +99,12 @@ def drawn(programs):
     expected = np.zeros((SLOTS * M, K, VOCAB))
     for branch, place in np.argwhere(lives):
         row = branch // M
-        said = [*path[branch], *records.proposal.tokens[branch, :place]]
-        counts = np.asarray(heard.output)[row].copy()
-        np.add.at(counts, [token for token in said if token >= 0], 1)
-        prompt = np.asarray(heard.prompt)[row]
-        said = [token for token in (*np.asarray(heard.recent)[row], *said) if token >= 0]
-        last = [last for first, last in WORDS if first == said[-1]]
+        tokens = [*path[branch], *records.proposal.tokens[branch, :place]]
+        counts = np.asarray(history.output)[row].copy()
+        np.add.at(counts, [token for token in tokens if token >= 0], 1)
+        prompt = np.asarray(history.prompt)[row]
+        tokens = [token for token in (*np.asarray(history.recent)[row], *tokens) if token >= 0]
+        last = [last for first, last in WORDS if first == tokens[-1]]
         expected[branch, place] = law(logits[branch, place], counts, prompt, HEAT[row], last)
     return records, path, lives, expected
 

@@ -66,9 +66,9 @@ class Rounds:
         self.prompts = dict(zip(self.slots, prompts, strict=True))
         # The prompt's last forward has drawn a first token; it is pending.
         self.texts = {slot: [*self.prompts[slot], 7 + slot] for slot in self.slots}
-        self.told = {slot: len(self.prompts[slot]) for slot in self.slots}
+        self.committed = {slot: len(self.prompts[slot]) for slot in self.slots}
         self.proposed = {slot: [] for slot in self.slots}
-        self.kept = []
+        self.accepted = []
         for slot in self.slots:
             drafter.open(SlotOpening(slot, params, slot))
             drafter.prefill(slot, self.prompts[slot], 0, last=True)
@@ -77,7 +77,7 @@ class Rounds:
         for round_ in range(count):
             rows = []
             for slot, text in self.texts.items():
-                committed, self.told[slot] = text[self.told[slot] :], len(text)
+                committed, self.committed[slot] = text[self.committed[slot] :], len(text)
                 rows.append(DraftRow(slot, len(text) - 1, committed, limit(round_, slot)))
             batch = batch_of(rows, self.drafter._programs.slots)
             drafted = [self.drafter.propose(batch) for _ in range(times)][-1]
@@ -88,7 +88,7 @@ class Rounds:
                 proposed = tokens[slot, : drafted.lengths[slot]].tolist()
                 self.proposed[slot].append(proposed)
                 accepted = min(self.accept(round_, slot), len(proposed))
-                self.kept.append(accepted)
+                self.accepted.append(accepted)
                 text += [*proposed[:accepted], (11 * round_ + slot) % tiny.TOKENS]
         return self
 
@@ -110,14 +110,14 @@ def test_after_rounds_the_pages_are_those_of_a_plain_prefill_of_the_committed_te
     """Whatever prefix was accepted is promoted by its length; what was rejected is overwritten."""
     drafter = ModelDrafter(*loaded)
     run = Rounds(drafter, PROMPTS, some_accepted).run(9)
-    assert set(run.kept) == set(range(K + 1))  # none, some and all of a proposal were kept
+    assert set(run.accepted) == set(range(K + 1))  # none, some and all of a proposal were kept
     plain = ModelDrafter(*loaded)
     for slot, text in run.texts.items():
         # Of the last round everything is promoted but the bonus token, and s_L if that was kept.
         known = min(drafter._cached[slot], len(text) - 1)
         assert known >= len(text) - 2
-        said = text[len(run.prompts[slot]) : run.told[slot]]
-        counts = np.bincount(said, minlength=tiny.ROWS)
+        tokens = text[len(run.prompts[slot]) : run.committed[slot]]
+        counts = np.bincount(tokens, minlength=tiny.ROWS)
         np.testing.assert_array_equal(np.asarray(drafter._history.output)[slot], counts)
         plain.open(SlotOpening(slot, PARAMS, slot))
         plain.prefill(slot, text[:-1], 0, last=True)
@@ -137,7 +137,7 @@ def test_the_next_proposal_is_that_of_a_drafter_that_saw_the_text_at_once(loaded
     for slot, text in run.texts.items():
         fresh.drafter.open(SlotOpening(slot, PARAMS, slot))
         fresh.drafter.prefill(slot, text[:-1], 0, last=True)
-        fresh.texts[slot], fresh.told[slot] = list(text), len(text) - 1
+        fresh.texts[slot], fresh.committed[slot] = list(text), len(text) - 1
     run.run(1)
     fresh.run(1)
     assert {slot: tokens[-1] for slot, tokens in run.proposed.items()} == {

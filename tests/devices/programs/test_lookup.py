@@ -303,23 +303,23 @@ def test_leftovers_of_editors_are_no_sources(store, tmp_path, monkeypatch):
 def test_flags_are_those_that_xla_has_read(tmp_path):
     """Also from a file, which has one name whatever is in it."""
     file = tmp_path / "flags"
-    said = []
+    printed = []
     for value in ("true", "false", "true"):
         file.write_text(f"--xla_cpu_enable_fast_math={value}\n")
         code = "from ssd_jax.system.stored_jit import _flags; print(_flags())"
         command = [sys.executable, "-c", code]
         env = {**os.environ, "XLA_FLAGS": str(file)}
-        said.append(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
-    assert said[0] == said[2] != said[1]
+        printed.append(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    assert printed[0] == printed[2] != printed[1]
 
 
 def test_why_there_are_no_handlers_makes_no_other_program(monkeypatch):
     """It may name a directory that is another at every start."""
-    said = []
+    surroundings = []
     for why in (None, "/tmp/one/0.o: no", "/tmp/other/0.o: no"):
         monkeypatch.setattr(lookup.handlers, "why_missing", lambda why=why: why)
-        said.append(lookup.surroundings(jax.devices()[0].client))
-    assert said[0] != said[1] == said[2]
+        surroundings.append(lookup.surroundings(jax.devices()[0].client))
+    assert surroundings[0] != surroundings[1] == surroundings[2]
 
 
 OPTIONS = (("xla_cpu_enable_fast_math", False),)
@@ -398,15 +398,15 @@ def test_models_say_the_same_from_stored_programs(
     room = {"context": 320, "slots": 4, "dtype": "float32", "mesh": mesh}
     room |= settings | ({"draft": draft} if mesh is None else {})
 
-    def said():
+    def printed():
         with LLM(target, compile_cache=str(tmp_path / "kept"), **room) as llm:
             asked = requests(llm, "ratio")
             return [[o.token_ids for o in outputs(llm, asked, mode)] for mode in llm.modes]
 
-    first = said()
+    first = printed()
     jax.clear_caches()
     build_none(monkeypatch)
-    assert said() == first
+    assert printed() == first
 
 
 START = """

@@ -25,7 +25,7 @@ from ssd_jax.sampling.settings import sampling_of
 from ssd_jax.sampling.verification import Outcome, emitted_tokens
 from ssd_jax.speculation.fixed_rates import fixed_rates
 from tests.sampling import simulation
-from tests.sampling.rows import QUICKLY, nothing_said
+from tests.sampling.rows import QUICKLY, empty_history
 from tests.sampling.simulation import Scenario
 
 SHAPE = TreeShape(nodes=6, depth=2, ranks=3)
@@ -50,7 +50,7 @@ def build(shape: TreeShape, support: int) -> Programs:
     """Fresh programs, traced from what the functions of ssd_jax are when they first run."""
     vocab, drafting = simulation.VOCAB, Drafting(k=shape.depth, support=support, rule="ratio")
 
-    def draft(table, pending, start, said, sampling, log_rates) -> TreeProposal:
+    def draft(table, pending, start, history, sampling, log_rates) -> TreeProposal:
         growth = tree_growth.empty(len(start), shape, support)
         limit = jnp.full_like(start, shape.depth)
         growth = growth._replace(start=start, limit=limit)
@@ -68,7 +68,7 @@ def build(shape: TreeShape, support: int) -> Programs:
                 table[ran.tokens.reshape(-1)],
                 sampling_of(sampling, row),
                 tree_continuations.places(start, at_depth, ran.tokens.shape[1], shape),
-                lambda: penalties.in_flight(said, drafted, row, path),  # noqa: B023
+                lambda: penalties.in_flight(history, drafted, row, path),  # noqa: B023
                 drafting=drafting,
                 count=shape.ranks,
                 tokens=vocab,
@@ -76,12 +76,12 @@ def build(shape: TreeShape, support: int) -> Programs:
             growth = tree_growth.add_run(growth, ran, behind, at_depth, log_rates, shape)
         return tree_growth.propose(growth, shape)
 
-    def verify(table, pending, start, said, tree: TreeProposal, sampling):
+    def verify(table, pending, start, history, tree: TreeProposal, sampling):
         before = jnp.concatenate([pending[:, None], tree.proposal.tokens], axis=1)
         law = {"tokens": vocab, "rule": "ratio", "parents": tree.parents}
-        outcome = verification.verify(table[before], tree.proposal, sampling, start, said, **law)
-        said = verification.commit(said, tree.proposal, outcome, jnp.ones(start.shape, bool))
-        return outcome, said, emitted_tokens(tree.proposal, outcome, shape.depth)
+        outcome = verification.verify(table[before], tree.proposal, sampling, start, history, **law)
+        history = verification.commit(history, tree.proposal, outcome, jnp.ones(start.shape, bool))
+        return outcome, history, emitted_tokens(tree.proposal, outcome, shape.depth)
 
     return Programs(
         jax.jit(draft, compiler_options=QUICKLY), jax.jit(verify, compiler_options=QUICKLY)
@@ -104,12 +104,12 @@ def rounds(
     count = len(sampling.request)
     target, draft = (simulation.logits(law) for law in (scenario.target, scenario.draft))
     pending, start = np.zeros(count, np.int32), np.zeros(count, np.int32)
-    said = nothing_said(count, simulation.VOCAB)
-    said.prompt[:, 0] = True
+    history = empty_history(count, simulation.VOCAB)
+    history.prompt[:, 0] = True
     rates = np.stack([fixed_rates(shape, trees=True)] * count)
     while True:
-        tree = using.draft(draft, pending, start, said, sampling, as_log_rates(rates))
-        outcome, said, tokens = using.verify(target, pending, start, said, tree, sampling)
+        tree = using.draft(draft, pending, start, history, sampling, as_log_rates(rates))
+        outcome, history, tokens = using.verify(target, pending, start, history, tree, sampling)
         accepted = np.asarray(outcome.accepted)
         accepted_nodes = np.arange(tokens.shape[1]) <= accepted[:, None]
         yield Round(tree, outcome, np.where(accepted_nodes, tokens, -1))

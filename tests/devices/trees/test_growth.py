@@ -59,13 +59,13 @@ def grown(shape: TreeShape, log_rates: np.ndarray, limit: np.ndarray):
     for depth in range(shape.depth):
         if depth:
             ran = choose(growth, jnp.array(depth))
-        said = [
+        rankings = [
             continuations(row, tuple(path), shape.ranks)
             for row, paths in enumerate(run_paths(growth, ran, depth))
             for path in paths
         ]
-        tokens, classes = zip(*said, strict=True)
-        ranking, count = Ranking(jnp.array(tokens), jnp.array(classes)), len(said)
+        tokens, classes = zip(*rankings, strict=True)
+        ranking, count = Ranking(jnp.array(tokens), jnp.array(classes)), len(rankings)
         support = jnp.zeros((count, 1), jnp.int32)
         behind = Continuations(ranking, support, jnp.ones((count, 1)))
         growth = add(growth, ran, behind, jnp.array(depth), jnp.asarray(log_rates))
@@ -112,8 +112,8 @@ def test_the_tree_has_the_best_nodes_of_the_search(nodes, depth):
             path in ran for path in paths
         ]
         for i, path in enumerate(paths):
-            said = continuations(row, path[:-1], shape.ranks)[0]
-            assert said[int(proposal.rank[row, i])] == path[-1]
+            ranked = continuations(row, path[:-1], shape.ranks)[0]
+            assert ranked[int(proposal.rank[row, i])] == path[-1]
 
 
 @pytest.mark.parametrize("depth", range(1, 17))
@@ -122,9 +122,9 @@ def test_trees_of_every_size_grow(depth):
         shape = TreeShape(nodes=nodes, depth=depth)
         log_rates = jnp.zeros((ROWS, depth, GAP_CLASSES, shape.ranks))
 
-        def grow(growth, said, shape=shape, log_rates=log_rates):
+        def grow(growth, ranking, shape=shape, log_rates=log_rates):
             nodes = tree_growth.frontier(growth, jnp.array(1), shape)
-            return tree_growth.add_run(growth, nodes, said, jnp.array(1), log_rates, shape)
+            return tree_growth.add_run(growth, nodes, ranking, jnp.array(1), log_rates, shape)
 
         ranked = ROWS * shape.width
         ranking = Ranking(jnp.zeros((ranked, shape.ranks), int), jnp.zeros(ranked, int))
@@ -145,8 +145,8 @@ def test_accepted_runs_are_those_on_the_path():
         runs, was_run = accepted_runs(growth, proposal, at)
         for row in range(ROWS):
             path = path_of(np.asarray(proposal.parents[row]), node)
-            said = [int(proposal.proposal.tokens[row, i]) for i in path]
+            tokens = [int(proposal.proposal.tokens[row, i]) for i in path]
             bits = [run + 1 for run in range(31) if int(runs[row]) >> run & 1]
-            expected = said if was_run[row] else said[:-1]
+            expected = tokens if was_run[row] else tokens[:-1]
             assert run_tokens[row, bits].tolist() == expected
             assert bool(was_run[row]) == (node == 0 or int(proposal.run[row, node]) > 0)

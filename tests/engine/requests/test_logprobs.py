@@ -87,9 +87,9 @@ def expected_laws(llm, checkpoint, request, output, settings):
     settings = {"temperature": 0.0, **settings}
     settings |= {"bias_ids": tuple(bias), "bias": tuple(bias.values())}
     padded = np.where(np.arange(tiny.ROWS) < tiny.TOKENS, logits, -np.inf)
-    said = output.token_ids
+    token_ids = output.token_ids
     return np.array(
-        [next_law(row, settings, request.prompt_ids, said[:i]) for i, row in enumerate(padded)]
+        [next_law(row, settings, request.prompt_ids, token_ids[:i]) for i, row in enumerate(padded)]
     )
 
 

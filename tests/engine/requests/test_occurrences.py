@@ -69,12 +69,12 @@ def test_two_threads_never_get_the_same_seed():
 
 
 def test_a_line_says_that_seeds_change_before_the_first_request_is_counted():
-    said = []
-    occurrences = Occurrences(capacity=1, first=lambda: said.append(len(occurrences._counts)))
-    assert not said
+    counts = []
+    occurrences = Occurrences(capacity=1, first=lambda: counts.append(len(occurrences._counts)))
+    assert not counts
     for index in range(5):
         occurrences.seed(0, index)
-    assert said == [0]
+    assert counts == [0]
 
 
 def growing(*, grows: bool = True) -> PageStock:

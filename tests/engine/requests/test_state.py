@@ -27,7 +27,7 @@ def state():
     )
 
 
-def said(state, tokens, now):
+def extend(state, tokens, now):
     """A round, read at `now` seconds, has committed these tokens."""
     count, row = len(tokens), np.array([tokens], np.int32)
     log = TopLogprobs(-row.astype(np.float32), row[..., None], -row[..., None].astype(np.float32))
@@ -38,10 +38,10 @@ def said(state, tokens, now):
 
 
 def test_a_request_that_was_put_off_has_figures_and_logprobs_of_all_its_tokens(state):
-    said(state, ids("a"), 1.0)
-    said(state, ids("bca"), 2.0)
+    extend(state, ids("a"), 1.0)
+    extend(state, ids("bca"), 2.0)
     state.put_off()
-    said(state, ids("bc"), 9.0)
+    extend(state, ids("bc"), 9.0)
     output = state.final("length", state.text.finish()).output
     assert output.token_ids == [entry.token_id for entry in output.logprobs] == ids("abcabc")
     assert output.metrics["ttft_ms"] == 1000
@@ -51,8 +51,8 @@ def test_a_request_that_was_put_off_has_figures_and_logprobs_of_all_its_tokens(s
 
 @pytest.mark.parametrize("reason", ["cancelled", "error"])
 def test_a_text_cut_off_amid_a_character_has_logprobs_of_the_tokens_before_it(state, reason):
-    said(state, ids("a"), 1.0)
-    said(state, [*ids("bc"), BEGINNING], 2.0)
+    extend(state, ids("a"), 1.0)
+    extend(state, [*ids("bc"), BEGINNING], 2.0)
     output = state.final(reason, state.text.cut()).output
     assert output.token_ids == [entry.token_id for entry in output.logprobs] == ids("abc")
     assert output.metrics["tokens_per_second"] == 2

@@ -178,7 +178,7 @@ def test_engines_are_processes_and_a_shared_device_says_so(tmp_path):
 def test_a_trace_has_bounded_memory_and_counts_what_was_left_out(tmp_path):
     path = written(tmp_path / "whole.json")
     events = sum(event["ph"] == "X" for event in path["traceEvents"])
-    part = written(tmp_path / "part.json", most=5)
+    part = written(tmp_path / "part.json", max_events=5)
     check_schema(part)
     assert sum(event["ph"] == "X" for event in part["traceEvents"]) == 5
     assert part["otherData"]["dropped"] == events - 5
@@ -188,7 +188,7 @@ def test_a_trace_has_bounded_memory_and_counts_what_was_left_out(tmp_path):
 def test_a_trace_of_any_number_of_slots_is_no_longer_than_its_reader_takes(tmp_path, monkeypatch):
     """Rows with the longest names and numbers that there may be."""
     most = 1 << 20
-    monkeypatch.setattr(trace, "MOST_BYTES", most)
+    monkeypatch.setattr(trace, "MAX_BYTES", most)
     recorder = Trace(tmp_path / "trace.json", zero=-1e7)
     engine = recorder.engine("ssd k=16")
     rows = [RowTrace(slot, 10**9 + slot, "stale", 16, 16, [199_999] * 17) for slot in range(64)]
@@ -230,14 +230,14 @@ def test_a_full_disk_costs_the_trace_alone(tiny_checkpoint, tmp_path):
     """No file may grow beyond 4 KB there."""
     path = tmp_path / "trace.json"
 
-    def said(kilobytes, *flags):
+    def run(kilobytes, *flags):
         shell = ["bash", "-c", f'ulimit -f {kilobytes} && exec "$@"', "bash"]
         command = [sys.executable, "-m", "ssd_jax", "generate", f"--target={tiny_checkpoint}"]
-        about = ["--prompt=abc", "--max_tokens=60", "--ignore_eos", "--compile_cache=off"]
-        return subprocess.run([*shell, *command, *about, *flags], capture_output=True, text=True)
+        common = ["--prompt=abc", "--max_tokens=60", "--ignore_eos", "--compile_cache=off"]
+        return subprocess.run([*shell, *command, *common, *flags], capture_output=True, text=True)
 
-    found = said(4, f"--trace={path}")
-    assert found.stdout == said("unlimited").stdout
+    found = run(4, f"--trace={path}")
+    assert found.stdout == run("unlimited").stdout
     assert found.stdout
     assert f"{path}: the trace was not written: File too large" in found.stderr
     assert found.returncode

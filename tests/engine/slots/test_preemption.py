@@ -289,12 +289,12 @@ def test_texts_are_those_of_requests_alone_whatever_pages_run_out(
     found = outputs(events)
     assert sorted(found) == [*range(len(sizes))]
     for n, (_, most) in enumerate(sizes):
-        said = found[n].text
-        assert said == LONG[: len(said)]
+        text = found[n].text
+        assert text == LONG[: len(text)]
         if found[n].finish_reason != "cancelled":
-            assert said == LONG[:most]
+            assert text == LONG[:most]
         streamed = [token for event in events if event.request_id == n for token in event.token_ids]
-        assert streamed == found[n].token_ids == ids(said)
+        assert streamed == found[n].token_ids == ids(text)
 
 
 def no_growth(self, *, puts_off):

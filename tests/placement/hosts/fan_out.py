@@ -84,12 +84,12 @@ def rounds(mode: str, count: int) -> tuple[list[float], ...]:
     alone, _ = run(mode, here, here, count)
     compat.leave_job = lambda: None
     leader.close()
-    calls, its = pipe.recv()
+    calls, of_child = pipe.recv()
     process.join()
     came = [when for name, when in calls if name == "forward"][-count:]
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     delays = [there - here for here, there in zip(sent, came, strict=True)]
-    return spans, alone, delays, [busy / count, its / (count + WARM)]
+    return spans, alone, delays, [busy / count, of_child / (count + WARM)]
 
 
 def run(mode: str, target: Any, drafter: Any, count: int) -> tuple[list[float], list[float]]:
@@ -119,12 +119,12 @@ def main() -> None:
     flags.add_argument("--rounds", type=int, default=1000)
     given = flags.parse_args()
     for mode in MODES:
-        spans, alone, delays, (busy, its) = rounds(mode, given.rounds)
+        spans, alone, delays, (busy, of_child) = rounds(mode, given.rounds)
         added = f"{ms(spans, 50)} ms (p90 {ms(spans, 90)}; bare {ms(alone, 50)})"
         delay = f"{ms(delays, 50)} ms (p90 {ms(delays, 90)})"
         print(
             f"{mode}: a round's calls {added}; forward to the follower's {delay}; "
-            f"processor a round: leader {1e3 * busy:.3f} ms, follower {1e3 * its:.3f} ms"
+            f"processor a round: leader {1e3 * busy:.3f} ms, follower {1e3 * of_child:.3f} ms"
         )
 
 

@@ -49,8 +49,8 @@ def live() -> int:
 
 def main() -> None:
     dtype, hosts = sys.argv[1], sys.argv[2].removeprefix("--hosts=")
-    about = Hosts.parse(hosts)
-    start(about, 30, follows=about.index > 0)
+    parsed = Hosts.parse(hosts)
+    start(parsed, 30, follows=parsed.index > 0)
     model = made(dtype, len(jax.devices()))
     gc.collect()
     source, held, before = Recording(model), [], live()
@@ -59,7 +59,9 @@ def main() -> None:
     report = {
         "read": source.read_of,
         "sizes": {name: math.prod(shape) for name, shape in source.shapes.items()},
-        "cut": [name for name, struct in model.checkpoint_structs().items() if not whole(struct)],
+        "cut": [
+            name for name, struct in model.checkpoint_structs().items() if not replicated(struct)
+        ],
         "held": max(held) - before,
         "weights": here(found),
         "sums": sums,
@@ -68,7 +70,7 @@ def main() -> None:
     compat.leave_job()
 
 
-def whole(struct: jax.ShapeDtypeStruct) -> bool:
+def replicated(struct: jax.ShapeDtypeStruct) -> bool:
     return struct.sharding is not None and struct.sharding.is_fully_replicated
 
 

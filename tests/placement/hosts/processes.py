@@ -91,7 +91,7 @@ class Processes:
         return found
 
 
-def said(processes: Processes) -> dict:
+def results(processes: Processes) -> dict:
     """What `leading` has said, when all have ended well."""
     ends = processes.ended()
     assert [status for status, *_ in ends] == [0] * len(ends), "\n".join(e for *_, e in ends)

@@ -319,10 +319,12 @@ def test_a_leader_that_takes_no_more_before_it_is_heard_to_end_is_not_lost(monke
 def test_hosts_that_tell_other_facts_end_with_one_message(monkeypatch):
     left: list[str] = []
     with joined(monkeypatch, left) as (leader, follower):
-        said = "hosts differ in jax: host 0 of 2 .* has 1, host 1 of 2 .* has 2; make them the same"
+        message = (
+            "hosts differ in jax: host 0 of 2 .* has 1, host 1 of 2 .* has 2; make them the same"
+        )
         thread = threading.Thread(target=follower.agree, args=({"jax": 2},), daemon=True)
         thread.start()
-        with pytest.raises(InputError, match=said) as raised:
+        with pytest.raises(InputError, match=message) as raised:
             leader.agree({"jax": 1})
         eventually(lambda: left)
         assert left == [str(raised.value)]
@@ -366,9 +368,9 @@ def test_strangers_are_sent_away_and_the_follower_comes(monkeypatch, caplog):
     thread.start()
     host, port, token = texts.of(STREAM).get(timeout=60).split(" ")
     strangers = []
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b""):
+    for message in (b"GET / HTTP/1.1\r\n\r\n", b""):
         strangers.append(socket.create_connection((host, int(port))))
-        strangers[-1].sendall(said)
+        strangers[-1].sendall(message)
     greetings = [
         encode(Refuse("no")),
         encode(Greeting(2, "me")),

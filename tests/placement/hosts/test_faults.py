@@ -33,11 +33,11 @@ def decoding(folders, tmp_path, timeout=10.0):
     """Processes amid a long text."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("abc", "xyz")))
-    about = (f"--prompt_file={prompts}", "--json", "--slots=1")
+    flags = (f"--prompt_file={prompts}", "--json", "--slots=1")
     # The first prompt ends, the second goes on and on.
     return Processes(
         *GENERATE,
-        *about,
+        *flags,
         "--max_tokens=300",
         timeout=timeout,
         folders={0: folders / "one", 1: folders / "same"},
@@ -103,7 +103,10 @@ def test_other_weights_or_none_are_refused_everywhere_by_the_same_message(folder
     (folders / other).mkdir(exist_ok=True)
     pair = {0: folders / "one", 1: folders / other}
     with Processes(*GENERATE, "--prompt=abc", folders=pair) as processes:
-        (leader, _, one), (follower, _, said) = processes.ended()
+        (leader, _, of_leader), (follower, _, of_follower) = processes.ended()
     assert leader == follower == 2
-    assert all(word in one for word in words)
-    assert one.splitlines()[-1].split(": ", 1)[1] == said.splitlines()[-1].split(": ", 1)[1]
+    assert all(word in of_leader for word in words)
+    assert (
+        of_leader.splitlines()[-1].split(": ", 1)[1]
+        == of_follower.splitlines()[-1].split(": ", 1)[1]
+    )

@@ -114,8 +114,8 @@ def test_a_job_that_not_all_join_ends_in_the_time_that_was_given():
     hosts = f"--hosts=127.0.0.1:{free_port()},count=2,joining=1"
     ended = subprocess.run([*command, hosts], capture_output=True, text=True, env=environment())
     assert ended.returncode == 2
-    said = r"not all processes have come to the job .* within 1 s; hosts=...,joining"
-    assert re.search(said, ended.stderr)
+    message = r"not all processes have come to the job .* within 1 s; hosts=...,joining"
+    assert re.search(message, ended.stderr)
 
 
 def test_hosts_imply_a_draft_in_a_process():

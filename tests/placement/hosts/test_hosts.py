@@ -10,7 +10,7 @@ import pytest
 from ssd_jax.llm.llm import LLM
 from tests.checkpoints import tiny_pair
 from tests.placement.hosts.leading import answers, under_a_grammar
-from tests.placement.hosts.processes import Processes, said
+from tests.placement.hosts.processes import Processes, results
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
 PAGES = {"kv_memory": "320KiB", "page_size": 64}
@@ -62,7 +62,7 @@ def test_every_mode_of_several_processes_says_what_one_says(
     with Processes(*asked, count=count) as processes:
         with LLM(**settings, draft_placement="inline") as alone:
             expected = answers(alone, verify, few)
-        found = said(processes)
+        found = results(processes)
     predicted = found.pop("predicted")
     assert [slots for slots, _ in found.pop("batches")] == [4]
     assert found.keys() == expected.keys() == {"ar", "sd", "ssd"}
@@ -88,7 +88,7 @@ def test_several_processes_change_the_sizes_of_their_batches_together(pair, mesh
     with Processes("tests.placement.hosts.leading", leader, "--few=False") as processes:
         with LLM(**settings, draft_placement="inline") as alone:
             expected = answers(alone, "coupled", False, None)
-        found = said(processes)
+        found = results(processes)
     assert [slots for slots, _ in found["batches"]] == sizes
     assert {mode: found[mode] for mode in expected} == expected
 
@@ -108,7 +108,7 @@ def test_trees_of_several_processes_say_what_decoding_one_by_one_says(pair, veri
     with Processes("tests.placement.hosts.leading", leader, "--few=True") as processes:
         with LLM(**settings) as alone:
             expected = answers(alone, verify, True)
-        found = said(processes)
+        found = results(processes)
     assert {mode: found[mode] for mode in ("ar", "sd")} == expected
     assert [tokens for tokens, *_ in found["sd"]] == [tokens for tokens, *_ in found["ar"]]
 
@@ -130,7 +130,7 @@ def test_texts_under_a_grammar_of_several_processes_are_those_of_one(pair, mesh,
     with Processes("tests.placement.hosts.leading", leader, "--grammar=True") as processes:
         with LLM(**settings | place) as alone:
             expected = under_a_grammar(alone)
-        found = said(processes)
+        found = results(processes)
     assert found == expected
     assert found["sd"] == found["ar"]
     assert {token for text in found["ar"] for token in text[:-1]} <= {*range(40, 60)}

@@ -67,11 +67,11 @@ def sends_where_it_branches(program) -> bool:
 
 @pytest.mark.more
 def test_sampling_sends_nothing_where_several_processes_share_the_devices(shared):
-    about, masked = Verification(logprobs_of="processed"), ("masked_accept", "masked_law")
+    verification, masked = Verification(logprobs_of="processed"), ("masked_accept", "masked_law")
     with forwards_only(
         ("prefill", "forward", "accept", "law", "logprobs", "prompt_logprobs", *masked)
     ):
-        programs = Programs(qwen(), slots=2, context=128, tokens=300, verification=about)
+        programs = Programs(qwen(), slots=2, context=128, tokens=300, verification=verification)
         for report in get_args(Report):
             logprob_programs.load(programs, report)
         masked_programs.load(programs)

@@ -38,7 +38,7 @@ class Shared(NamedTuple):
     workers: list[Worker]
 
 
-def about(layout: Layout) -> DraftSpec:
+def spec_of(layout: Layout) -> DraftSpec:
     """What each worker is."""
     return msgspec.structs.replace(
         HELLO, slots=layout.slots_per_worker(SLOTS), budgets=(layout.branches_per_worker(M),)
@@ -56,7 +56,7 @@ def sharing(
     backup: str = "none",
 ):
     """An engine whose draft's workers share the work so."""
-    hello, workers = about(layout), []
+    hello, workers = spec_of(layout), []
     with ExitStack() as ends, steady_streams():
         for _ in range(layout.workers):
             workers.append(ends.enter_context(_worker(hello, draft, patience)))

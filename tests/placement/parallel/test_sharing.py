@@ -91,7 +91,7 @@ def test_workers_that_share_say_what_one_worker_says(layout, backup, alone):
         assert worker.sessions[0].counters["rounds"] > 5
 
 
-class Told:
+class NotedWorker:
     """A worker that notes whose records it gets, and which pages it loses."""
 
     slots, k, branches, nodes, page_size = 2, 3, 6, 0, 32
@@ -113,8 +113,8 @@ class Told:
 
 
 def test_workers_that_slots_do_not_reach_are_idle():
-    workers = [Told() for _ in range(4)]
-    promotion = no_promotion(5, Told.k)
+    workers = [NotedWorker() for _ in range(4)]
+    promotion = no_promotion(5, NotedWorker.k)
     promotion.position[:] = range(5)
     asked_records(DraftBySlots(workers, slots=5), promotion)
     assert [worker.positions for worker in workers] == [[0, 1], [2, 3], [4, IDLE], []]
@@ -122,7 +122,7 @@ def test_workers_that_slots_do_not_reach_are_idle():
 
 def test_pages_that_a_slot_gets_are_lost_to_the_workers_of_others():
     """What they had filled would pass for the new text's."""
-    workers = [Told() for _ in range(3)]
+    workers = [NotedWorker() for _ in range(3)]
     draft = DraftBySlots(workers, slots=6)
     draft.open(SlotOpening(2, SamplingParams(), pages=(7, 8, 9), reused=32, prompt=80))
     draft.set_pages(2, (7, 8, 9, 4))

@@ -68,7 +68,7 @@ def inline(pair):
     return llm, draft
 
 
-def said(inline, parts, verify="coupled"):
+def generated(inline, parts, verify="coupled"):
     """Ids and figures of greedy and sampled requests with a draft of so many parts."""
     llm, draft = inline
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +81,7 @@ def said(inline, parts, verify="coupled"):
 
 @pytest.fixture(scope="module")
 def alone(inline):
-    expected, figures = said(inline, 1)
+    expected, figures = generated(inline, 1)
     llm, _ = inline
     assert expected == ids(outputs(llm, requests(llm, "coupled"), "ar"))
     assert max(hits or 0 for _, hits, *_ in figures) > 0.3
@@ -91,7 +91,7 @@ def alone(inline):
 @pytest.mark.more
 @pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_parts_have_the_branches_of_one_draft(inline, alone, parts):
-    assert said(inline, parts) == alone
+    assert generated(inline, parts) == alone
 
 
 FAULTS = {
@@ -108,7 +108,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_of_parts_cost_hits(inline, alone, name):
     with edited([FAULTS[name]]):
-        expected, figures = said(inline, 2)
+        expected, figures = generated(inline, 2)
     assert expected == alone[0]  # what a draft does costs speed alone
     assert figures != alone[1]
 

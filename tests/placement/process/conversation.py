@@ -12,7 +12,7 @@ from ssd_jax.roles.records import IDLE, SlotOpening
 from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.wire import codec
 from ssd_jax.wire.messages import ExpandMessage, Open, Prefill, RecordMessage
-from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, token_at
 
 PARAMS = SamplingParams(logit_bias=((3, 0.5),), seed=2**64 - 1)
 OPENING = SlotOpening(
@@ -24,7 +24,7 @@ PREFILL = Prefill(
     slot=1,
     epoch=1,
     offset=0,
-    tokens=np.array([said_at(at) for at in range(PROMPT)], np.int32),
+    tokens=np.array([token_at(at) for at in range(PROMPT)], np.int32),
 )
 
 
@@ -38,7 +38,7 @@ RECORDS = RecordMessage(
     number=3,
     epochs=rows(1),
     position=rows(PROMPT - 1, IDLE),
-    pending=rows(said_at(PROMPT - 1)),
+    pending=rows(token_at(PROMPT - 1)),
     committed=rows([-1] * (K + 1), -1),
     winner=rows(-1, -1),
     tokens=rows([0] * K),

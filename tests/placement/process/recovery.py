@@ -103,10 +103,10 @@ def measure(which: list[str], times: int, target: str = TARGET, **settings) -> d
             for _ in range(times):
                 found[fault].append(patient.seconds_away(fault))
                 core = core_seconds(llm.loaded.worker.supervisor.pid)
-                said = (
+                line = (
                     f"{fault}: {found[fault][-1]:.1f} s, {core:.1f} s of a core in the new worker"
                 )
-                print(said, file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
                 patient.live(CALM)
         print(f"{patient.texts} texts, all as expected; {dict(llm.loaded.worker.counters)}")
     return found

@@ -14,7 +14,7 @@ from ssd_jax.roles.drafting import Drafting
 from ssd_jax.roles.records import IDLE, BranchTokens, Promotion
 from ssd_jax.sampling.confidence import UNKNOWN
 from ssd_jax.wire.draft_spec import DraftSpec
-from tests.fakes.branches import Branch, Record, told
+from tests.fakes.branches import Branch, Record, as_branch_tokens
 from tests.fakes.stepwise import StepwiseDraft
 
 SLOTS, K, M, N = 2, 3, 6, 2
@@ -42,7 +42,7 @@ def drafting(spec, **fields):
 SETTINGS = WorkerSettings(token=TOKEN, spec=HELLO, resources=WorkerResources(source="scripted"))
 
 
-def said_at(position: int) -> int:
+def token_at(position: int) -> int:
     """The token of every text at a position."""
     return 33 + position * position * 7 % 89
 
@@ -87,7 +87,7 @@ class ScriptedDraft(StepwiseDraft):
             committed = [token for token in promotion.committed[slot].tolist() if token >= 0]
             if len(text) <= position:
                 text += committed[len(text) - position - 1 :]
-            assert text == [said_at(at) for at in range(position + 1)]
+            assert text == [token_at(at) for at in range(position + 1)]
             assert text[-1] == promotion.pending[slot]
             self._counted[slot] += committed
             output = len(self._counted[slot])
@@ -114,7 +114,7 @@ class ScriptedDraft(StepwiseDraft):
             record = self._records[slot]
             assert not record.tokens
             begin = record.start + 1
-            record.tokens = [said_at(at) for at in range(begin, begin + limits[slot])]
+            record.tokens = [token_at(at) for at in range(begin, begin + limits[slot])]
         return lambda: limits
 
     def tokens(self) -> np.ndarray:
@@ -145,8 +145,8 @@ class ScriptedDraft(StepwiseDraft):
                 at = record.start + k + 1
                 for rank in range(skip[slot, k], skip[slot, k] + count):
                     drafted = record.tokens[k] if k < last else None
-                    right = rank == 0 and not missed(at) and said_at(at) != drafted
-                    bonus = said_at(at) if right else 1 + rank
+                    right = rank == 0 and not missed(at) and token_at(at) != drafted
+                    bonus = token_at(at) if right else 1 + rank
                     branch = Branch([*record.tokens[:k], bonus], [])
                     self._branches[slot].append(branch)
                     if k < last:
@@ -161,13 +161,13 @@ class ScriptedDraft(StepwiseDraft):
     def _more(self, record: Record, branch: Branch) -> None:
         at = record.start + len(branch.path) + len(branch.tokens) + 1
         if len(branch.tokens) < K:
-            branch.tokens.append(said_at(at) if at % 7 else 2)  # wrong at each seventh position
+            branch.tokens.append(token_at(at) if at % 7 else 2)  # wrong at each seventh position
 
     def confidence(self) -> np.ndarray:
         return np.full((self.slots, K), UNKNOWN, np.int32)
 
     def branch_tokens(self, forwards, until=None) -> BranchTokens:
-        return told(self._branches, (self.slots, self.branches, self.k), self.forwards)
+        return as_branch_tokens(self._branches, (self.slots, self.branches, self.k), self.forwards)
 
     def finish(self) -> None:
         pass

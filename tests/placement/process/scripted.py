@@ -20,14 +20,16 @@ from ssd_jax.speculation.waiting import Waiting
 from ssd_jax.testing.fakes import Silent
 from tests.fakes.paces import Patient
 from tests.fakes.repeatable import RepeatableTarget
-from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, said_at
+from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, token_at
 
 
 class VerifyingTarget(RepeatableTarget):
     """Emits the script's tokens; notes the proposals as they were verified."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _, at: said_at(at), slots=SLOTS, context=HELLO.context, max_chunk=3)
+        super().__init__(
+            lambda _, at: token_at(at), slots=SLOTS, context=HELLO.context, max_chunk=3
+        )
         self.verified: list[Any] = []
 
     def forward(self, tokens, lengths, drafted=None):
@@ -73,12 +75,12 @@ class Run(NamedTuple):
 
 
 def request(index: int, **params) -> Request:
-    ids = [said_at(position) for position in range(PROMPT)]
+    ids = [token_at(position) for position in range(PROMPT)]
     return Request(prompt_ids=ids, params=SamplingParams(ignore_eos=True, **params), index=index)
 
 
 def text(size: int) -> list[int]:
-    return [said_at(position) for position in range(PROMPT, PROMPT + size)]
+    return [token_at(position) for position in range(PROMPT, PROMPT + size)]
 
 
 def run_of(draft: RemoteDraft, *, backup: Any = "none", pace: Pace | None = None) -> Run:

@@ -83,12 +83,12 @@ class Rogue(DraftSession):
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
-        self.said = []
+        self.sent = []
 
     def handle(self, message):
         for answer in super().handle(message):
-            yield from type(self).change(answer, self.said)
-            self.said.append(answer)
+            yield from type(self).change(answer, self.sent)
+            self.sent.append(answer)
 
 
 def rogue(change):

@@ -49,13 +49,13 @@ class Cost(NamedTuple):
 
 def attack(address: str, kind: str, streams: int) -> None:
     """Comes as that many strangers, and leaves."""
-    said = {
+    message = {
         "quiet": b"",
         "guess": with_length(handshake.hello() + bytes(32)),
         "huge": (2**32 - 1).to_bytes(4, "little"),
         "noise": os.urandom(1000),
     }[kind]
-    _connections(address.removeprefix("unix:"), streams, said)
+    _connections(address.removeprefix("unix:"), streams, message)
 
 
 class _whatever_comes:  # noqa: N801
@@ -66,17 +66,17 @@ class _whatever_comes:  # noqa: N801
         return kind is not None and issubclass(kind, OSError)
 
 
-def _connections(path: str, count: int, said: bytes) -> None:
+def _connections(path: str, count: int, message: bytes) -> None:
     opened = []
     for _ in range(count):
         found = socket.socket(socket.AF_UNIX)
         found.settimeout(1.0)
         with _whatever_comes():
             found.connect(path)
-            found.sendall(said)
+            found.sendall(message)
         opened.append(found)
-        if said or len(opened) == 500:  # our own files have an end, too
-            time.sleep(0.0 if said else 0.2)
+        if message or len(opened) == 500:  # our own files have an end, too
+            time.sleep(0.0 if message else 0.2)
             for opening in opened:
                 opening.close()
             opened.clear()
@@ -102,13 +102,13 @@ def cost(kind: str, streams: int) -> Cost:
         alone = statistics.median(text() for _ in range(50))
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the most memory is what it is now
         core, memory = core_seconds(pid), _memory(pid)
-        with _strangers(address, kind, streams) as they:
-            they.wait()
+        with _strangers(address, kind, streams) as process:
+            process.wait()
         time.sleep(1.0)
         core, memory = core_seconds(pid) - core, _memory(pid) - memory
         texts = []
-        with _strangers(address, kind, streams) as they:
-            while they.poll() is None:
+        with _strangers(address, kind, streams) as process:
+            while process.poll() is None:
                 texts.append(text())
         usual = {"connections": 1, "overtaken": run.draft.counters["overtaken"]}
         lost = run.draft.counters - Counter(usual)

@@ -12,7 +12,7 @@ from ssd_jax.roles.records import BranchTokens, SlotOpening, no_promotion
 from ssd_jax.sampling.params import SamplingParams
 from tests.fakes.instrument import instrument
 from tests.fakes.stepwise import asked_branches, asked_records
-from tests.placement.process.script import PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+from tests.placement.process.script import PROMPT, SLOTS, K, M, ScriptedDraft, token_at
 from tests.placement.process.serving import served
 
 
@@ -24,9 +24,9 @@ def asked():
     with served(draft=lambda: instrument(ScriptedDraft(), note=wait), patience=0.2) as run:
         remote = run.draft
         remote.open(SlotOpening(0, SamplingParams()))
-        remote.prefill(0, [said_at(at) for at in range(PROMPT)], 0)
+        remote.prefill(0, [token_at(at) for at in range(PROMPT)], 0)
         promotion = no_promotion(SLOTS, K)
-        promotion.position[0], promotion.pending[0] = PROMPT - 1, said_at(PROMPT - 1)
+        promotion.position[0], promotion.pending[0] = PROMPT - 1, token_at(PROMPT - 1)
         asked_records(remote, promotion)
         counts = np.zeros((SLOTS, K + 1), np.int32)
         counts[0, 0] = M
@@ -73,7 +73,7 @@ def test_a_wait_ends_when_the_branches_come(asked):
     threading.Timer(0.1, asked.let.release).start()
     found = asked.branches(1, lambda: False)
     assert found.forwards == 1
-    assert found.bonus[0].tolist() == [said_at(PROMPT), *range(2, M + 1)]
+    assert found.bonus[0].tolist() == [token_at(PROMPT), *range(2, M + 1)]
     assert (found.bonus[1] == -1).all()
 
 

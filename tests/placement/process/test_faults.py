@@ -88,7 +88,7 @@ def slow_to_grow():
     return instrument(draft, delay={"branch_tokens": lambda *_: 0.05 * (draft.forwards > 1)})
 
 
-def unfinished(about, draft, called):
+def unfinished(hello, draft, called):
     """A worker whose branches do not grow before the next round has come."""
 
     def grows_later():
@@ -101,7 +101,7 @@ def unfinished(about, draft, called):
 
         return instrument(slow, note={"branch_tokens": wait})
 
-    return DraftSession(about, grows_later, called)
+    return DraftSession(hello, grows_later, called)
 
 
 def lengths_of_hits(run):
@@ -115,9 +115,9 @@ def test_a_branch_that_is_not_finished_is_served_as_it_is():
         assert run.draft.counters["connections"] == 1
 
 
-def listening(about, draft, called):
+def listening(hello, draft, called):
     """A worker that gives its engine the time to answer before it looks for another round."""
-    return DraftSession(about, draft, lambda: bool(time.sleep(0.02)) or called())
+    return DraftSession(hello, draft, lambda: bool(time.sleep(0.02)) or called())
 
 
 def test_a_branch_that_was_hit_is_waited_for_as_long_as_that_pays():
@@ -152,21 +152,21 @@ def test_the_backup_auto_drafts_just_in_time_as_long_as_that_pays(pace):
         assert (drafted == {0}) == (pace is Hasty)
 
 
-def replay(answer, said):
-    return [*said[-3:], answer, answer]
+def replay(answer, sent):
+    return [*sent[-3:], answer, answer]
 
 
 LIE = 9
 
 
-def lie_again(answer, said):
+def lie_again(answer, sent):
     """The answer, and then another to the same round."""
     if isinstance(answer, BranchMessage) and answer.complete:
         return [answer, msgspec.structs.replace(answer, tokens=answer.tokens * 0 + LIE)]
     return [answer]
 
 
-def of_another_request(answer, said):
+def of_another_request(answer, sent):
     if isinstance(answer, BranchMessage):
         other = msgspec.structs.replace(answer, epochs=answer.epochs - 1, complete=False)
         return [other, answer]
@@ -194,7 +194,7 @@ def test_stale_and_replayed_answers_are_ignored(change, monkeypatch):
 
 
 def test_speculations_for_an_earlier_request_of_a_slot_are_no_branches():
-    def old(answer, said):
+    def old(answer, sent):
         if isinstance(answer, BranchMessage):
             return [msgspec.structs.replace(answer, epochs=answer.epochs - 1)]
         return [answer]

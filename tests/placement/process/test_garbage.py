@@ -14,8 +14,8 @@ from tests.placement.process.serving import rogue, served
 
 
 def garbage(**changes):
-    def change(answer, said):
-        if isinstance(answer, BranchMessage) and len(said) == 20:
+    def change(answer, sent):
+        if isinstance(answer, BranchMessage) and len(sent) == 20:
             fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
             return [msgspec.structs.replace(answer, **fields)]
         return [answer]
@@ -79,7 +79,7 @@ def test_malformed_bytes_end_the_stream(monkeypatch, data):
 
 
 def q_with(**changes):
-    def change(answer, said):
+    def change(answer, sent):
         if isinstance(answer, RecordTokens):
             fields = {name: new(getattr(answer, name)) for name, new in changes.items()}
             return [msgspec.structs.replace(answer, **fields)]
@@ -110,7 +110,7 @@ def test_rows_whose_q_is_malformed_are_verified_as_point_masses(change):
 
 
 def test_rows_whose_q_does_not_come_are_verified_as_point_masses():
-    def drop(answer, said):
+    def drop(answer, sent):
         return [] if isinstance(answer, RecordTokens) else [answer]
 
     with served(rogue(drop), patience=0.2) as run:

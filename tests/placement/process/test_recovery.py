@@ -50,9 +50,9 @@ def test_a_worker_that_lives_and_hears_nobody_is_replaced(fault, caplog):
         run.until(lambda found: worker.supervisor.starts == 2 and only_misses(found))
         assert ended(pid)
         assert run.draft.counters["hung"] == 1
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == len(set(said)) <= 4
-        assert sum("gives no sign of life" in line for line in said) == 1
+        messages = [record.getMessage() for record in caplog.records]
+        assert len(messages) == len(set(messages)) <= 4
+        assert sum("gives no sign of life" in line for line in messages) == 1
 
 
 class Deaf:
@@ -100,8 +100,8 @@ def test_a_silent_worker_that_is_not_ours_to_end_is_mentioned_once(caplog):
                 draft.streams.usable()
                 time.sleep(0.01)
         draft.close()
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert sum("no sign of life; another stream is tried" in line for line in said) == 1
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("no sign of life; another stream is tried" in line for line in messages) == 1
 
 
 def test_a_worker_that_nobody_waits_for_any_more_is_let_go():

@@ -25,7 +25,7 @@ from tests.placement.process.conversation import (
     Talk,
     rows,
 )
-from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, said_at
+from tests.placement.process.script import HELLO, PROMPT, SLOTS, K, M, ScriptedDraft, token_at
 
 
 def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
@@ -38,8 +38,8 @@ def test_a_round_is_answered_after_each_forward_and_the_last_answer_says_so():
     ]
     # The tail rule: branches of k = L start with the second forward.
     assert [answer.lengths.max() for answer in found] == [0, 1, 2]
-    assert found[-1].bonus[0, 0] == said_at(PROMPT)
-    assert found[-1].tokens[0, 0, 0] == said_at(PROMPT + 1)
+    assert found[-1].bonus[0, 0] == token_at(PROMPT)
+    assert found[-1].tokens[0, 0, 0] == token_at(PROMPT + 1)
     np.testing.assert_array_equal(found[-1].slots, [1])
 
 
@@ -86,7 +86,7 @@ def test_q_is_sent_for_sampled_rows_alone():
         (winner,) = Talk(HELLO, OPEN, PREFILL, asked).answers[1:]
         assert isinstance(winner, RecordTokens)
         assert winner.lengths == [2]
-        assert winner.tokens[0, :2].tolist() == [said_at(PROMPT), said_at(PROMPT + 1)]
+        assert winner.tokens[0, :2].tolist() == [token_at(PROMPT), token_at(PROMPT + 1)]
         assert winner.q.shape == (int(sampled), K, 2)
 
 

@@ -141,9 +141,9 @@ def test_reuse_beyond_the_pages_is_refused():
     alone = msgspec.structs.replace(HELLO, page_size=0, pages=0)
     asked = SlotOpening(0, SamplingParams(), pages=(0, 1), reused=2 * SIZE)
     none = SlotOpening(0, SamplingParams(), reused=SIZE)
-    for opening, about in ((asked, HELLO), (none, alone)):
+    for opening, hello in ((asked, HELLO), (none, alone)):
         with pytest.raises(ProtocolError, match="reused"):
-            codec.decode(codec.encode(Open(number=1, epoch=1, opening=opening)), about)
+            codec.decode(codec.encode(Open(number=1, epoch=1, opening=opening)), hello)
 
 
 def no_record(slot, position):
@@ -207,9 +207,9 @@ def test_pages_of_another_request_or_of_no_stock_are_not_taken():
     assert devices.pages == [(0, (0, 1, 2, 3, 7))]
     assert session.counters["stale"] == 1
     alone = msgspec.structs.replace(HELLO, page_size=0, pages=0)
-    for pages, about in (((16,), HELLO), ((), HELLO), (tuple(range(16)) * 2, HELLO), ((), alone)):
+    for pages, hello in (((16,), HELLO), ((), HELLO), (tuple(range(16)) * 2, HELLO), ((), alone)):
         with pytest.raises(ProtocolError, match="page"):
-            codec.decode(codec.encode(msgspec.structs.replace(right, pages=pages)), about)
+            codec.decode(codec.encode(msgspec.structs.replace(right, pages=pages)), hello)
 
 
 class Devices:
@@ -219,13 +219,13 @@ class Devices:
     done = True
 
     def __init__(self):
-        self.opened, self.told, self.pages = [], [], []
+        self.opened, self.prefilled, self.pages = [], [], []
 
     def open(self, opening):
         self.opened.append(opening)
 
     def prefill(self, slot, tokens, offset):
-        self.told.append((slot, offset, len(tokens)))
+        self.prefilled.append((slot, offset, len(tokens)))
 
     def set_pages(self, slot, pages):
         self.pages.append((slot, pages))
@@ -243,4 +243,4 @@ def test_devices_that_are_late_were_not_given_the_pages(late):
     devices.done = True
     enter(draft, SECOND)
     assert devices.opened[-1].reused == (0 if late else 2 * SIZE)
-    assert devices.told == ([] if late else [(0, 0, 10)]) + [(1, 0, 10)]
+    assert devices.prefilled == ([] if late else [(0, 0, 10)]) + [(1, 0, 10)]

@@ -166,7 +166,7 @@ def test_where_streams_keep_breaking_the_next_one_waits_longer(monkeypatch):
 def test_the_engine_is_told_where_a_worker_failed(caplog):
     failing = {"open": ZeroDivisionError("out of order")}
     with served(draft=lambda: instrument(ScriptedDraft(), fail=failing), patience=0.2) as run:
-        said = "ended: the worker refused: ZeroDivisionError"
-        run.until(lambda found: said in caplog.text)
+        message = "ended: the worker refused: ZeroDivisionError"
+        run.until(lambda found: message in caplog.text)
         assert "draft.open(" in run.draft.streams.trouble
         assert not only_misses(run.generate())

@@ -40,8 +40,8 @@ def asked(tmp_path, monkeypatch):
     """What the worker of a model with these settings would be asked for."""
     tiny.write_checkpoint(tmp_path / "target", "qwen3")
 
-    def worker(about, *_):
-        raise AskedError(about)
+    def worker(wish, *_):
+        raise AskedError(wish)
 
     def asked(**settings):
         monkeypatch.setattr("ssd_jax.loading.load._make_workers", worker)
@@ -63,17 +63,17 @@ def no_programs(monkeypatch):
 
 
 def test_attention_asked_for_by_name_is_the_workers_too(asked):
-    about = asked(attention="xla", page_size=16)
-    assert open_draft(about.spec, about.resources).model.execution.attention == "xla"
+    wish = asked(attention="xla", page_size=16)
+    assert open_draft(wish.spec, wish.resources).model.execution.attention == "xla"
 
 
 @pytest.mark.skipif(why_not("cpu", "cpu") is not None, reason="there is no kernel here")
 def test_a_worker_that_is_not_told_the_attention_refuses_small_pages(asked, no_programs):
     """The planted fault."""
-    about = asked(attention="xla", page_size=16)
-    spec = msgspec.structs.replace(about.spec, attention="auto")
+    wish = asked(attention="xla", page_size=16)
+    wish = msgspec.structs.replace(wish.spec, attention="auto")
     with pytest.raises(InputError, match="page_size = 16 is no multiple of 64, which attention"):
-        load_sessions(spec, about.resources)
+        load_sessions(wish, wish.resources)
 
 
 def test_a_platform_other_than_the_targets_has_its_own_attention():
@@ -92,7 +92,7 @@ MAX_FRAME = 2**20
     ("device", "whose"), [(MAX_FRAME, "each of its devices"), (None, "this host")]
 )
 def test_slots_beyond_a_workers_memory_are_refused(asked, no_programs, monkeypatch, device, whose):
-    about = asked(slots=64, kv_memory=None)
+    wish = asked(slots=64, kv_memory=None)
     monkeypatch.setattr(memory, "device_limit", lambda _opened: device)
     monkeypatch.setattr(memory, "memory_limit", lambda: (MAX_FRAME, "this host"))
     words = (
@@ -101,11 +101,11 @@ def test_slots_beyond_a_workers_memory_are_refused(asked, no_programs, monkeypat
         rf"engine \({whose}: 1 MiB, weights 0 MiB\); lower one of them$"
     )
     with pytest.raises(InputError, match=words):
-        load_sessions(about.spec, about.resources)
+        load_sessions(wish.spec, wish.resources)
 
 
 def test_programs_beyond_a_workers_memory_are_refused(asked, no_programs, monkeypatch):
-    about, room = asked(), 64 * MAX_FRAME
+    wish, room = asked(), 64 * MAX_FRAME
     monkeypatch.setattr(loading, "DraftPrograms", lambda *_, **_more: None)
     menu = [SimpleNamespace(working_memory=room), SimpleNamespace(working_memory=0)]
     monkeypatch.setattr(loading.ExpansionPrograms, "menu", lambda *_, **_more: menu)
@@ -113,15 +113,15 @@ def test_programs_beyond_a_workers_memory_are_refused(asked, no_programs, monkey
     with pytest.raises(
         InputError, match=r"branches \d+ MiB, programs 64 MiB\), and there are 63 M"
     ):
-        load_sessions(about.spec, about.resources)
+        load_sessions(wish.spec, wish.resources)
 
 
 def test_a_draft_that_fits_is_loaded(asked, no_programs, monkeypatch):
     """And a worker that does not look would load in any case."""
-    about = asked()
+    wish = asked()
     with pytest.raises(AssertionError, match="compiles"):
-        load_sessions(about.spec, about.resources)
+        load_sessions(wish.spec, wish.resources)
     monkeypatch.setattr(memory, "memory_limit", lambda: (MAX_FRAME // 4, "this host"))
     monkeypatch.setattr(loading, "check_memory", lambda *_, **_more: None)
     with pytest.raises(AssertionError, match="compiles"):
-        load_sessions(about.spec, about.resources)
+        load_sessions(wish.spec, wish.resources)

@@ -92,17 +92,17 @@ def test_a_worker_process_has_the_clock_of_its_engine():
 
 
 def test_a_worker_that_works_in_the_future_or_lies_twice_spoils_figures_alone():
-    def later(answer, said):
+    def later(answer, sent):
         work = tuple(Work(span.kind, span.begin + 1e3, span.end + 1e3) for span in answer.work)
         return [replace(answer, work=work)]
 
     def unless_welcome(change):
-        return rogue(lambda answer, said: change(answer, said) if said else [answer])
+        return rogue(lambda answer, sent: change(answer, sent) if sent else [answer])
 
     with served(unless_welcome(later)) as run:
         for _, activity, now in rounds_of(run):
             assert all(begin <= end <= now for _, begin, end, *_ in activity.spans)
-    with served(unless_welcome(lambda answer, said: [answer, answer])) as run:
+    with served(unless_welcome(lambda answer, sent: [answer, answer])) as run:
         begins = [span.begin for _, done, _ in rounds_of(run) for span in done.spans]
         assert len(set(begins)) == len(begins)
 

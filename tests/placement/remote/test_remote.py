@@ -86,8 +86,8 @@ def test_greedy_text_under_the_ratio_rule_equals_autoregressive_decoding(root, w
     with opened(root, worker.address, verify="ratio") as llm:
         asked = requests(llm, "ratio")
         greedy = [n for n, request in enumerate(asked) if request.params.temperature == 0]
-        said, found = outputs(llm, asked, "ar"), outputs(llm, asked, "ssd")
-        assert [ids(found)[n] for n in greedy] == [ids(said)[n] for n in greedy]
+        expected, found = outputs(llm, asked, "ar"), outputs(llm, asked, "ssd")
+        assert [ids(found)[n] for n in greedy] == [ids(expected)[n] for n in greedy]
         assert hits(found) > 0
 
 
@@ -302,8 +302,8 @@ def test_a_token_is_needed_where_the_worker_has_one(root, tmp_path):
     right, wrong = secret(tmp_path / "a"), secret(tmp_path / "b", "f" * 32)
     with started(root, f"--token_file={right}") as worker:
         with opened(root, worker.address, draft_token_file=right) as llm:
-            said = ids(outputs(llm, requests(llm, "coupled")[:2], "ar"))
-            assert ids(outputs(llm, requests(llm, "coupled")[:2], "ssd")) == said
+            expected = ids(outputs(llm, requests(llm, "coupled")[:2], "ar"))
+            assert ids(outputs(llm, requests(llm, "coupled")[:2], "ssd")) == expected
         for files in ({"draft_token_file": wrong}, {}):
             with pytest.raises(InputError, match="its token is another"):
                 opened(root, worker.address, **files)
@@ -363,9 +363,9 @@ def test_a_draft_that_cannot_be_served_is_refused_before_the_worker_listens(
 ):
     flags = ["--listen=127.0.0.1:0", f"--draft={draft.format(root=tmp_path)}"]
     assert main(["draft-worker", *flags]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert "serving" not in said
+    stderr = capsys.readouterr().err
+    assert words in stderr
+    assert "serving" not in stderr
 
 
 def test_only_a_draft_that_takes_tensors_has_its_target_opened(root, tmp_path):

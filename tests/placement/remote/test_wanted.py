@@ -106,17 +106,17 @@ def test_each_kind_of_refusal_is_logged_once_and_no_secret_with_it(worker, caplo
         refused(worker, b"GET / HTTP/1.1")
         talk(worker, [b"\0" * (SIZE + 1)])
         talk(worker, [])
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     whys = (
         "not know the token",
         "no message:",
         "broke off before its first message",
         "no message within",
     )
-    assert len(said) == len(whys)
+    assert len(messages) == len(whys)
     for why in whys:
-        assert sum(why in line for line in said) == 1, said
-    assert not any("guessed" in line or TOKEN in line for line in said)
+        assert sum(why in line for line in messages) == 1, messages
+    assert not any("guessed" in line or TOKEN in line for line in messages)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -228,8 +228,8 @@ def _until_closed(stream):
 def test_a_stream_that_is_not_welcome_yet_piles_up_no_messages(monkeypatch):
     decoded, read = [], codec.decode
 
-    def decode(data, about):
-        decoded.append(read(data, about))
+    def decode(data, spec):
+        decoded.append(read(data, spec))
         return decoded[-1]
 
     monkeypatch.setattr(server.codec, "decode", decode)

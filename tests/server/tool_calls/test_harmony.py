@@ -85,12 +85,12 @@ def completions(server, engine):
         yield client.chat.completions
 
 
-def said(engine, text):
+def script(engine, text):
     engine.pieces = [text[place : place + 3] for place in range(0, len(text), 3)]
 
 
 def test_the_answer_is_the_final_channel_and_reasoning_apart(completions, engine):
-    said(engine, ANSWER)
+    script(engine, ANSWER)
     (choice,) = completions.create(model="m", messages=MESSAGES).choices
     message = choice.message
     assert (message.content, message.reasoning_content) == ("Yes.", "Hm. Well.")
@@ -106,7 +106,7 @@ def test_the_answer_is_the_final_channel_and_reasoning_apart(completions, engine
 
 
 def test_a_call_is_one_with_its_reasoning(completions, engine):
-    said(engine, f"{ANALYSIS}Hm.<|end|>{CALL}")
+    script(engine, f"{ANALYSIS}Hm.<|end|>{CALL}")
     asked = {"model": "m", "messages": MESSAGES, "tools": [TOOL]}
     (choice,) = completions.create(**asked).choices
     (call,) = choice.message.tool_calls
@@ -122,7 +122,7 @@ def test_a_call_is_one_with_its_reasoning(completions, engine):
 
 
 def test_a_text_that_is_cut_off_in_its_reasoning_has_no_content(completions, engine):
-    said(engine, f"{ANALYSIS}Hm.")
+    script(engine, f"{ANALYSIS}Hm.")
     (choice,) = completions.create(model="m", messages=MESSAGES, max_tokens=50).choices
     assert (choice.message.content, choice.message.reasoning_content) == (None, "Hm.")
     assert choice.finish_reason == "length"
@@ -130,7 +130,7 @@ def test_a_text_that_is_cut_off_in_its_reasoning_has_no_content(completions, eng
 
 def test_a_template_without_channels_leaves_texts_as_they_are(completions, engine):
     engine.tokenizer.chat_template = None
-    said(engine, ANSWER)
+    script(engine, ANSWER)
     (choice,) = completions.create(model="m", messages=MESSAGES).choices
     assert choice.message.content == ANSWER
 

@@ -28,7 +28,7 @@ class Tree(NamedTuple):
         """The nodes from the pending token to a row, its own last."""
         return () if row == 0 else (*self.path(self.parents[row - 1]), row - 1)
 
-    def said(self, row: int) -> Text:
+    def tokens_to(self, row: int) -> Text:
         """The tokens on the path to a row."""
         return tuple(self.tokens[node] for node in self.path(row))
 
@@ -40,10 +40,10 @@ def by_depth(text: Text, tree: Tree, row: int) -> int:
 
 def along_the_path(text: Text, tree: Tree, row: int) -> Text:
     """The text before a row's next token."""
-    return text + tree.said(row)
+    return text + tree.tokens_to(row)
 
 
-def all_kept(_tree: Tree, nodes: tuple[int, ...]) -> tuple[int, ...]:
+def all_copied(_tree: Tree, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """The pages keep the accepted nodes."""
     return nodes
 
@@ -57,26 +57,26 @@ class Trees:
       depth: most tokens of a path.
       children: how many of a node's continuations are proposed, from the state of the round, the
         tokens on the path to the node, and the likeliest one.
-      penalty: a law, given the tokens that were said before.
-      greedy: whether the likeliest token is said, and no noise is drawn.
+      penalty: a law, given the tokens before.
+      greedy: whether the likeliest token is emitted, and no noise is drawn.
       place, counted: of a row: the position of the noise that draws its token, and the text that
         penalties count.
       parents: those that the judge takes a tree to have.
-      kept: of a tree and the accepted nodes: those whose keys and values the pages keep.
-      said: of a tree and the tokens that a round emits: those that the text gets.
+      copied: of a tree and the accepted nodes: those whose keys and values the pages keep.
+      emits: of a tree and the tokens that a round emits: those that the text gets.
     """
 
     target: Model
     draft: Model
     depth: int
     children: Callable[[State, Text, int], int]
-    penalty: Callable[[Law, Text], Law] = lambda law, _said: law
+    penalty: Callable[[Law, Text], Law] = lambda law, _text: law
     greedy: bool = False
     place: Callable[[Text, Tree, int], int] = by_depth
     counted: Callable[[Text, Tree, int], Text] = along_the_path
     parents: Callable[[Tree], tuple[int, ...]] = lambda tree: tree.parents
-    kept: Callable[[Tree, tuple[int, ...]], tuple[int, ...]] = all_kept
-    said: Callable[[Tree, Text], Text] = lambda _tree, emitted: emitted
+    copied: Callable[[Tree, tuple[int, ...]], tuple[int, ...]] = all_copied
+    emits: Callable[[Tree, Text], Text] = lambda _tree, emitted: emitted
 
     def round(self, state: State, chance: Chance) -> State:
         """One round; the state's cache is the text that the target's pages hold."""
@@ -102,15 +102,17 @@ class Trees:
         text, held, parents = state.text, state.cache or state.text, self.parents(tree)
         row, nodes, emitted = 0, (), ()
         while row is not None:
-            law = self.penalty(self.target(held + tree.said(row)), self.counted(text, tree, row))
+            law = self.penalty(
+                self.target(held + tree.tokens_to(row)), self.counted(text, tree, row)
+            )
             token = self.drawn(law, self.place(text, tree, row), chance)
             emitted = (*emitted, token)
             behind = children(parents, row)
             node = next((node for node in behind if tree.tokens[node] == token), None)
             nodes, row = (nodes, None) if node is None else ((*nodes, node), node + 1)
-        accepted = tuple(tree.tokens[node] for node in self.kept(tree, nodes))
+        accepted = tuple(tree.tokens[node] for node in self.copied(tree, nodes))
         held = held + accepted + emitted[len(accepted) :]
-        return State(text + self.said(tree, emitted), state.round + 1, held)
+        return State(text + self.emits(tree, emitted), state.round + 1, held)
 
     def drawn(self, law: Law, position: int, chance: Chance) -> int:
         """The target's token at a position."""

@@ -116,10 +116,10 @@ def _by(banned: Callable[[State, Text], Law]) -> Game:
     return replace(WORDED, verify=verify)
 
 
-def _banned(text: Text, words: Sequence[Text], said: Text) -> Law:
-    """The target's law after a text, with the bans that follow an output of tokens `said`."""
-    model = without(lambda _said: TARGET3(text), words, prompt=0)
-    return model(said)
+def _banned(text: Text, words: Sequence[Text], output: Text) -> Law:
+    """The target's law after a text, with the bans that follow an output."""
+    model = without(lambda _output: TARGET3(text), words, prompt=0)
+    return model(output)
 
 
 def _one_later(_state: State, text: Text) -> Law:

@@ -166,7 +166,7 @@ class ToyDraft(StepwiseDraft):
         self._branches: dict[int, list[Speculation | None]] = {}
         self._number = self._moves = 0
         self._began = self._free = 0.0  # of the expansion; when the draft has nothing to do
-        self._planned = self._told = 0
+        self._planned = self._reported = 0
         self._serving, self._awaited, self._overdue = True, False, False
         self._spans: list[Busy] = []
 
@@ -256,7 +256,7 @@ class ToyDraft(StepwiseDraft):
         if not self._serving:
             return
         self._number += 1
-        self._awaited, self._planned, self._told = True, forwards, 0
+        self._awaited, self._planned, self._reported = True, forwards, 0
         self._began = max(self._clock.now, self._free)
         for slot, record in self._records.items():
             first = [0] * (self.k + 1) if skip is None else skip[slot].tolist()
@@ -318,8 +318,8 @@ class ToyDraft(StepwiseDraft):
             return
         self._tell()
         seconds = self._forward(self._number)
-        running = self._told < self._planned and self._clock.now > self._began
-        self._free = max(self._free, self._began + (self._told + running) * seconds)
+        running = self._reported < self._planned and self._clock.now > self._began
+        self._free = max(self._free, self._began + (self._reported + running) * seconds)
 
     def _branch_tokens(self, made: int) -> BranchTokens:
         shape = self.slots, self.branches
@@ -348,10 +348,10 @@ class ToyDraft(StepwiseDraft):
     def _tell(self) -> None:
         """Notes the forwards of the expansion that have ended."""
         seconds = self._forward(self._number)
-        for forward in range(self._told, self._made()):
+        for forward in range(self._reported, self._made()):
             begin = self._began + forward * seconds
             self._spans.append(Busy("grow" if forward else "expand", begin, begin + seconds))
-        self._told = max(self._told, self._made())
+        self._reported = max(self._reported, self._made())
 
 
 class Pending:

@@ -36,7 +36,7 @@ def by_the_noise(_state: State, path: Text, best: int) -> int:
     return best + 1 if not path else int(best != path[-1])
 
 
-def by_what_was_said(state: State, path: Text, _best: int) -> int:
+def by_the_output(state: State, path: Text, _best: int) -> int:
     """A chain or siblings, by the tokens and the rounds before."""
     return 1 + (state.text.count(1) + state.round) % 2
 
@@ -47,7 +47,7 @@ SHAPES = {
     "a chain beside a leaf": (3, behind_the_likeliest),
     "depth three": (3, by_level(2, 1, 1)),
     "chosen after seeing the noise": (2, by_the_noise),
-    "chosen by what was said": (2, by_what_was_said),
+    "chosen by the output": (2, by_the_output),
     "nothing": (1, by_level(0)),
 }
 DRAFTS = {
@@ -98,7 +98,7 @@ PAIRS = [(shape, draft) for shape in SHAPES for draft in DRAFTS]
 QUICK = [
     ("three siblings, then a chain", "dense"),
     ("chosen after seeing the noise", "zeros"),
-    ("chosen by what was said", "zeros"),
+    ("chosen by the output", "zeros"),
     ("a chain beside a leaf", "two ids"),
     ("two by two", "two ids"),
     ("two by two", "n-gram"),
@@ -157,19 +157,19 @@ def first_of_each_depth(tree: Tree, nodes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(depths.index(depth + 1) for depth in range(len(nodes)))
 
 
-def until_a_node_that_ends(tree: Tree, said: Text) -> Text:
+def until_a_node_that_ends(tree: Tree, emitted: Text) -> Text:
     """The text ends if any node would end it."""
-    return (*said, EOS) if EOS in tree.tokens and EOS not in said else said
+    return (*emitted, EOS) if EOS in tree.tokens and EOS not in emitted else emitted
 
 
 FLAWS = {
     "noise by node in place of depth": (FEW, {"place": by_node}),
     "a wrong parent": (FEW, {"parents": shifted}),
-    "keys and values of a sibling left in the path": (TWO, {"kept": first_of_each_depth}),
+    "keys and values of a sibling left in the path": (TWO, {"copied": first_of_each_depth}),
     "penalties along the rows": (replace(FEW, penalty=presence), {"counted": along_the_rows}),
     "an end inside one path ends others": (
         replace(FEW, target=ending(toys.TARGET3)),
-        {"said": until_a_node_that_ends},
+        {"emits": until_a_node_that_ends},
     ),
 }
 

@@ -144,8 +144,8 @@ def ends(game: Game) -> dict[tuple[Text, Text], Fraction]:
 @READ_Q
 @pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
 def test_the_token_behind_the_accepted_ones_is_never_the_one_rejected_there(verify, draft):
-    for tokens, said in ends(Game(target=toys.TARGET3, draft=draft, k=3, verify=verify)):
-        assert said[-1:] != tokens[len(said) - 1 : len(said)]
+    for tokens, text in ends(Game(target=toys.TARGET3, draft=draft, k=3, verify=verify)):
+        assert text[-1:] != tokens[len(text) - 1 : len(text)]
 
 
 @pytest.mark.parametrize("target", [toys.TARGET3, toys.TIES3], ids=["zeros", "ties"])
@@ -154,7 +154,7 @@ def test_the_token_behind_the_accepted_ones_is_never_the_one_rejected_there(veri
 def test_block_verification_accepts_as_much_as_the_ratio_rule_or_more(target, draft, k):
     def accepted(verify) -> Fraction:
         game = Game(target=target, draft=draft, k=k, verify=verify)
-        return sum(mass * (len(said) - 1) for (_, said), mass in ends(game).items())
+        return sum(mass * (len(text) - 1) for (_, text), mass in ends(game).items())
 
     by_block, by_ratio = accepted(block), accepted(ratio)
     assert by_block >= by_ratio

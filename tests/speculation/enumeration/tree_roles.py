@@ -218,8 +218,8 @@ class TreeDraft(ToyDraft):
         assert promotion is not None
         if self._strict and before is not None and moved.committed:
             path = before.words(int(promotion.node[moved.slot]))
-            said = text[before.start + 1 : -1]
-            assert tuple(map(int, path)) == said, "the round ended elsewhere in its tree"
+            tokens = text[before.start + 1 : -1]
+            assert tuple(map(int, path)) == tokens, "the round ended elsewhere in its tree"
         parents = promotion.parents[moved.slot, : promotion.limit[moved.slot]].tolist()
         if moved.winner >= 0:
             won = self._winner(moved, text)

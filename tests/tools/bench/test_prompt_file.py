@@ -27,9 +27,9 @@ def test_prompts_and_messages_come_in_line_order(tmp_path):
 
 
 def test_every_key_of_a_message_and_what_the_template_is_told_come_along(tmp_path):
-    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": "Ann"}
+    answer = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": "Ann"}
     result = {"role": "tool", "content": [{"type": "text", "text": "a"}], "tool_call_id": "1"}
-    line = {"messages": [*MESSAGES, said, result], "tools": [{"name": "f"}]}
+    line = {"messages": [*MESSAGES, answer, result], "tools": [{"name": "f"}]}
     (found,) = parse(tmp_path, json.dumps(line))
     assert found.content == line
 

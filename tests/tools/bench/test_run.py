@@ -100,9 +100,9 @@ def test_tokens_committed_together_each_count_as_one():
 
 def test_each_token_of_an_event_counts():
     def run(requests, mode, k):
-        for said in ([1], [2, 3, 4], [5, 6]):
-            output = SimpleNamespace(finish_reason="length", metrics={}) if 6 in said else None
-            yield SimpleNamespace(token_ids=said, output=output)
+        for token_ids in ([1], [2, 3, 4], [5, 6]):
+            output = SimpleNamespace(finish_reason="length", metrics={}) if 6 in token_ids else None
+            yield SimpleNamespace(token_ids=token_ids, output=output)
 
     llm: Any = SimpleNamespace(request=lambda *about: about, run=run)
     (prompt,) = fakes.prompts(1)

@@ -56,8 +56,8 @@ def test_a_saved_conversation_is_a_prompt_file_and_loads_as_it_was(tmp_path, nam
 
 
 def test_what_a_file_says_of_a_message_stays_with_it(tmp_path):
-    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    messages = [{"role": "user", "content": "a?", "name": "Ann"}, said]
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    messages = [{"role": "user", "content": "a?", "name": "Ann"}, message]
     path = tmp_path / "talk.jsonl"
     path.write_text(json.dumps({"messages": messages, "id": 1}))
     talk = files.load(path)

@@ -72,7 +72,7 @@ def test_control_characters_of_a_loaded_file_do_not_reach_the_terminal():
     assert "a\ufffd]0;title\ufffdb" in shown.getvalue()
 
 
-def kept(path):
+def entries(path):
     """What is in the file, oldest first."""
     return list(HistoryFile(path).load_history_strings())[::-1]
 
@@ -81,14 +81,14 @@ def test_entries_of_several_lines_come_back_in_another_session(tmp_path):
     path = tmp_path / "new" / "history"
     for entry in ("one", "two\nlines", "\udcff"):
         HistoryFile(path).store_string(entry)
-    assert kept(path) == ["one", "two\nlines", "\udcff"]
+    assert entries(path) == ["one", "two\nlines", "\udcff"]
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_history_that_has_grown_long_is_cut(tmp_path):
     path = tmp_path / "history"
     path.write_text("".join(f'"{i}"\n' for i in range(2500)) + "damaged\n3\n")
-    assert kept(path) == [str(i) for i in range(1500, 2500)]
+    assert entries(path) == [str(i) for i in range(1500, 2500)]
     assert len(path.read_text().splitlines()) == 1000
 
 
@@ -96,4 +96,4 @@ def test_a_history_that_cannot_be_kept_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
     history = HistoryFile(tmp_path / "file" / "history")
     history.store_string("one")
-    assert kept(tmp_path / "file" / "history") == []
+    assert entries(tmp_path / "file" / "history") == []

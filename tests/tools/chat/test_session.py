@@ -53,13 +53,13 @@ def chat(llm):
 
 
 def test_an_answer_is_shown_and_kept(chat, llm):
-    said = chat("hello")
+    shown = chat("hello")
     asked = [{"role": "user", "content": "hello"}]
     (alone,) = llm.generate([asked], GREEDY)
     assert chat.talk == [*asked, {"role": "assistant", "content": alone.text}]
     assert chat.words.getvalue().rstrip("\n") == alone.text.rstrip("\n")
-    assert said.startswith("[8 tokens, ")
-    assert "acceptance length" in said
+    assert shown.startswith("[8 tokens, ")
+    assert "acceptance length" in shown
 
 
 def test_the_model_sees_what_was_said_before(chat, llm):
@@ -127,9 +127,9 @@ def test_reset_forgets_all_but_the_system_message(chat):
 
 def test_a_full_context_leaves_out_the_oldest_turns_and_says_so(chat):
     assert "is full" not in chat("/system s", "one " * 6)
-    said = chat("two " * 15)
-    assert "the context of 128 tokens is full" in said
-    assert "the first 2 messages" in said
+    shown = chat("two " * 15)
+    assert "the context of 128 tokens is full" in shown
+    assert "the first 2 messages" in shown
     assert len(chat.talk) == 5  # nothing is lost
     assert "is full" not in chat("/reset", "one " * 6)
 
@@ -137,9 +137,9 @@ def test_a_full_context_leaves_out_the_oldest_turns_and_says_so(chat):
 def test_a_message_that_can_never_fit_is_refused_and_not_kept(chat):
     chat("hello")
     talk = chat.talk
-    said = chat("long " * 40)
-    assert "shorten the prompt or raise --context" in said
-    assert "no longer sees" not in said
+    shown = chat("long " * 40)
+    assert "shorten the prompt or raise --context" in shown
+    assert "no longer sees" not in shown
     assert chat.talk == talk
     assert chat.session.refused == 1
 
@@ -222,8 +222,8 @@ def scripted(llm, monkeypatch):
     """Gives the model a target that says some text."""
 
     def say(text, fail=None):
-        said = llm.tokenizer.encode(text)
-        script = lambda prompt, position: said[(position - len(prompt)) % len(said)]  # noqa: E731
+        tokens = llm.tokenizer.encode(text)
+        script = lambda prompt, position: tokens[(position - len(prompt)) % len(tokens)]  # noqa: E731
         decoder = llm.tokenizer.open_stream
         target = instrument(FakeTarget(script, context=128, max_chunk=128), fail=fail)
         engine = Engine(target, decoder, frozenset())
@@ -291,9 +291,9 @@ def reasoning(llm, scripted, monkeypatch):
 
 def test_reasoning_is_shown_apart_and_not_kept(reasoning):
     chat = reasoning(len(ANSWER))
-    said = chat("hello")
+    shown = chat("hello")
     assert chat.words.getvalue() == "Yes.\n"
-    assert said.startswith("Hm.\n[")
+    assert shown.startswith("Hm.\n[")
     assert chat.talk[-1] == {"role": "assistant", "content": "Yes."}
 
 
@@ -309,6 +309,6 @@ def test_exit_ends_the_session(chat):
 
 
 def test_help_names_every_command(chat):
-    said = chat("/help")
+    shown = chat("/help")
     for name in ("/mode", "/stats", "/save", "/load", "/system", "/retry", "/reset", "/exit"):
-        assert name in said
+        assert name in shown

@@ -3,7 +3,7 @@
 from ssd_jax.tools.compare.pairs import Output, Pair
 
 
-def said(*ids, index=0, reason="length"):
+def generation(*ids, index=0, reason="length"):
     return Output(prompt_index=index, token_ids=ids, finish_reason=reason)
 
 

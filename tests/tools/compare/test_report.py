@@ -9,7 +9,7 @@ from rich.console import Console
 from ssd_jax.tools.compare.judges import Finding
 from ssd_jax.tools.compare.pairs import pair_up
 from ssd_jax.tools.compare.report import compare, comparison_table
-from tests.tools.compare.builders import refused, said
+from tests.tools.compare.builders import generation, refused
 
 
 def report(a, b, *verdicts, **settings):
@@ -33,22 +33,29 @@ def shown(comparison):
     return stream.getvalue()
 
 
-SAME = said(1, 2, 3)
+SAME = generation(1, 2, 3)
 
 
 def test_the_identical_share_is_counted_from_ids():
     found = report([SAME, SAME], [SAME, SAME])
     assert (found.identical, found.compared, found.exit_status) == (2, 2, 0)
     assert "2 of 2 prompts identical (100%)" in shown(found)
-    found = report([SAME, SAME], [SAME, said(1, 2, 4)], "wrong")
+    found = report([SAME, SAME], [SAME, generation(1, 2, 4)], "wrong")
     assert (found.identical, found.compared, found.exit_status) == (1, 2, 1)
     assert "1 of 2 prompts identical (50%)" in shown(found)
 
 
 def test_the_table_has_a_line_for_each_difference():
     found = report(
-        [SAME, said(1, 2, 3), said(5), refused(3), SAME, said(1, 2, 3, 4, 5, 6)],
-        [SAME, said(1, 9, 3), said(5, 6, reason="stop"), SAME, None, said(1, 2, 3, 4, 5, 7)],
+        [SAME, generation(1, 2, 3), generation(5), refused(3), SAME, generation(1, 2, 3, 4, 5, 6)],
+        [
+            SAME,
+            generation(1, 9, 3),
+            generation(5, 6, reason="stop"),
+            SAME,
+            None,
+            generation(1, 2, 3, 4, 5, 7),
+        ],
         "float",
         "unknown",
         "float",
@@ -74,7 +81,7 @@ def test_the_table_has_a_line_for_each_difference():
     ],
 )
 def test_the_exit_status_says_whether_every_difference_is_lawful(verdicts, missing, status):
-    a, b = [SAME, SAME, SAME], [said(0), said(0), None if missing else SAME]
+    a, b = [SAME, SAME, SAME], [generation(0), generation(0), None if missing else SAME]
     assert report(a, b, *verdicts, limit=1e-3).exit_status == status
 
 

@@ -11,7 +11,7 @@ from ssd_jax.testing import tiny
 from ssd_jax.tools.compare.judges import LIMITS, ModelJudge
 from ssd_jax.tools.compare.pairs import Output
 from ssd_jax.tools.compare.scores import ForkScorer
-from tests.tools.compare.builders import pair, said
+from tests.tools.compare.builders import generation, pair
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 4
 SETTINGS = [
@@ -128,7 +128,7 @@ def test_a_forged_token_is_found_by_law_at_its_place(llm):
         for place in (0, len(output.token_ids) - 1):
             ids = list(output.token_ids)
             ids[place] = (ids[place] + 1) % 256
-            found = pair(output, said(*ids, index=request.index), request.index)
+            found = pair(output, generation(*ids, index=request.index), request.index)
             finding = judge(found)
             assert (found.position, finding.verdict) == (place, "wrong")
             assert finding.margin is not None
@@ -145,13 +145,15 @@ def test_a_near_tie_is_a_difference_of_rounding(llm, scorer):
     gap = scorer.scores(request, (), best, other).margin
     for below, verdict in ((5e-4, "float"), (5e-3, "wrong")):
         biased = llm.request("a", SamplingParams(logit_bias={other: gap - below}))
-        finding = ModelJudge(llm, {0: biased}, certain=True)(pair(said(best), said(other)))
+        finding = ModelJudge(llm, {0: biased}, certain=True)(
+            pair(generation(best), generation(other))
+        )
         assert finding.verdict == verdict
         assert finding.margin == pytest.approx(below, abs=2e-5)
 
 
 def test_ends_are_by_law_where_the_settings_are_the_same(llm):
-    request, ends = llm.request("a"), pair(said(65), said(65, 66))
+    request, ends = llm.request("a"), pair(generation(65), generation(65, 66))
     assert ModelJudge(llm, {0: request}, certain=True)(ends).verdict == "wrong"
     assert ModelJudge(llm, {0: request}, certain=False)(ends).verdict == "unknown"
 
@@ -159,6 +161,6 @@ def test_ends_are_by_law_where_the_settings_are_the_same(llm):
 def test_ratio_sampled_texts_are_draws_of_one_law(llm, tiny_checkpoint):
     ratio = LLM(str(tiny_checkpoint), dtype="float32", compile_cache="off", load=False)
     hot = llm.request("a", SamplingParams(temperature=1.0))
-    fork = pair(said(65), said(66))
+    fork = pair(generation(65), generation(66))
     assert ModelJudge(ratio, {0: hot}, certain=True)(fork).verdict == "sampled"
     assert ModelJudge(llm, {0: hot}, certain=True)(fork).verdict == "wrong"  # coupled

@@ -42,9 +42,9 @@ def test_each_answer_is_played_at_the_pace_of_its_rounds(path):
     assert "ssd k=2, as recorded: answer 1 of 2" in lines[0]
     assert lines[1].strip("│ ") == "one ‹cold› own «hit» own"
     assert any("two ‹cold› own «hit» own" in line for line in lines)
-    said = " ".join(lines)
-    assert "2 rounds of the target, 2.00 tokens a round; the draft had prepared for 1 of 2" in said
-    assert "2.0 tokens/s" in said
+    shown = " ".join(lines)
+    assert "2 rounds of the target, 2.00 tokens a round; the draft had prepared for 1 of 2" in shown
+    assert "2.0 tokens/s" in shown
 
 
 def test_a_text_that_another_answer_repeats_is_played_once(path):

@@ -138,9 +138,9 @@ def test_other_settings_are_refused_with_their_keys(
     for chosen in ((), (f"--stage={stage}",)):
         arguments = [f"--config={other / 'config.toml'}", f"--out={finished}", *chosen]
         assert main(["distill", *arguments, "--compile_cache=off"]) == 2
-        said = capsys.readouterr().err
-        assert [line.strip() for line in said.splitlines()[1:-1]] == lines
-        assert f"remove {finished / stage}" in said
+        stderr = capsys.readouterr().err
+        assert [line.strip() for line in stderr.splitlines()[1:-1]] == lines
+        assert f"remove {finished / stage}" in stderr
 
 
 def test_another_target_is_refused_with_both_hashes(place, finished, tmp_path, capsys):
@@ -150,9 +150,9 @@ def test_another_target_is_refused_with_both_hashes(place, finished, tmp_path, c
     old = json.loads((finished / "prompts" / "manifest.json").read_text())["inputs"]["target"]
     for stage in STAGES:
         assert main(["distill", *arguments, f"--stage={stage}"]) == 2
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         new = open_target(str(target)).sha256
-        assert f"the target has sha256 {new}, was {old}" in said
+        assert f"the target has sha256 {new}, was {old}" in stderr
 
 
 def test_prompts_of_another_target_are_not_completed(place, finished, tmp_path, capsys):
@@ -162,8 +162,8 @@ def test_prompts_of_another_target_are_not_completed(place, finished, tmp_path, 
     config = tiny_run.write_config(tmp_path, target, prompts_directory=f'"{place}"')
     given = [f"--config={config}", f"--out={tmp_path / 'out'}", "--compile_cache=off"]
     assert main(["distill", *given, "--stage=generate"]) == 2
-    said = capsys.readouterr().err
-    assert f"the target has sha256 {open_target(str(target)).sha256}, was " in said
+    stderr = capsys.readouterr().err
+    assert f"the target has sha256 {open_target(str(target)).sha256}, was " in stderr
     assert not (tmp_path / "out" / "generate").exists()
 
 
@@ -307,9 +307,9 @@ def train(place, finished, tiny_checkpoint, monkeypatch):
 def test_training_that_stops_early_goes_on_until_it_is_finished(train, finished, capsys):
     command, calls = train
     assert command() == STOPPED != 0
-    said = capsys.readouterr().err
-    assert "train: step 1 of 4" in said
-    assert "stopped (max_seconds = 1 are over); the same command goes on" in said
+    stderr = capsys.readouterr().err
+    assert "train: step 1 of 4" in stderr
+    assert "stopped (max_seconds = 1 are over); the same command goes on" in stderr
     assert command(train_max_seconds="9.0") == 0  # how long a run may take is no matter
     assert "train: step 4 of 4" in capsys.readouterr().err
     assert command() == 0
@@ -391,9 +391,9 @@ def test_a_draft_in_training_cannot_be_changed(train, capsys):
     command()
     for stage in ((), ("--stage=train",)):
         assert command(*stage, train_steps="5", draft_layers="[1]") == 2
-        said = capsys.readouterr().err
-        assert "draft.layers is [1], was [0]" in said
-        assert "train.steps is 5, was 4" in said
+        stderr = capsys.readouterr().err
+        assert "draft.layers is [1], was [0]" in stderr
+        assert "train.steps is 5, was 4" in stderr
     assert len(calls) == 1
 
 

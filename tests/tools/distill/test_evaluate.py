@@ -133,9 +133,9 @@ def test_text_and_figures_of_an_evaluation_are_kept(
     monkeypatch.setattr("ssd_jax.tools.distill.evaluate.judge", None)
     capsys.readouterr()
     assert distill(place, tiny_checkpoint, *given, evaluate_ks="[2]") == 0
-    shown, said = capsys.readouterr()
+    shown, stderr = capsys.readouterr()
     assert "tokens per call of the target" in shown
-    assert f"evaluate: {path}" in said
+    assert f"evaluate: {path}" in stderr
     assert f"{again['mean']['overlap']:.3f}" in shown
 
 

@@ -24,10 +24,10 @@ class Writer(FakeTarget):
     """Ends a turn as the template does, if it is asked for one."""
 
     def answer(self, ids, params, index):
-        said = super().answer(ids, params, index)
+        answer = super().answer(ids, params, index)
         if params.max_tokens != 16:
-            return said
-        words = [LETTER_A + b % 26 if i % 3 else SPACE for i, b in enumerate(said * 9)]
+            return answer
+        words = [LETTER_A + b % 26 if i % 3 else SPACE for i, b in enumerate(answer * 9)]
         return [*words[:15], *([tiny.END_OF_TURN] if index % 5 else [])]
 
 
@@ -53,8 +53,8 @@ def uninterrupted(place, tiny_checkpoint, monkeypatch, capsys):
     """Files of a run that nothing ended."""
     Writer().install(monkeypatch)
     assert distill(place, tiny_checkpoint, place / "whole") == 0
-    said = capsys.readouterr().err
-    assert f"magpie: {TURNS} turns of " in said
+    stderr = capsys.readouterr().err
+    assert f"magpie: {TURNS} turns of " in stderr
     return files(place / "whole")
 
 

@@ -42,9 +42,9 @@ def test_an_unusable_manifest_names_the_remedy(tmp_path, change, message):
     path.write_text(change(path.read_text()))
     with pytest.raises(InputError) as error:
         read_manifest(tmp_path)
-    said = str(error.value)
-    assert re.search(f"^{re.escape(str(path))}.* {re.escape(message)}", said)
-    assert said.endswith(f"; remove {tmp_path} to make it again")
+    line = str(error.value)
+    assert re.search(f"^{re.escape(str(path))}.* {re.escape(message)}", line)
+    assert line.endswith(f"; remove {tmp_path} to make it again")
 
 
 def test_a_directory_is_free_again_after_its_user(tmp_path):

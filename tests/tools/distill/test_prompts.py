@@ -224,9 +224,9 @@ def test_turns_that_the_target_wrote_are_prompts_beside_those_of_files(prepare, 
     assert prompts["train"][-1].set == "magpie"
     counted = counts["train"]["magpie"]
     assert counted == {"kept": 1, "leaking": 1, "broken": 1, "repeated": 1, "too_long": 1}
-    said = describe_counts(counts)
+    description = describe_counts(counts)
     for text in ("magpie 1", "1 that repeat others", "1 that were cut off or are no text"):
-        assert text in said
+        assert text in description
     assert "magpie" not in counts["held_out"]
 
 

@@ -64,11 +64,11 @@ def test_each_draft_worker_has_a_lane(tmp_path, monkeypatch):
     assert sorted({bar.lane for bar in bars}) == [-3, -1, 0]
     labels, set_yticks = [], Axes.set_yticks
 
-    def kept(self, ticks, labels_=None, **settings):
+    def set_and_note(self, ticks, labels_=None, **settings):
         labels.extend(zip(ticks, settings["labels"], strict=True))
         return set_yticks(self, ticks, **settings)
 
-    monkeypatch.setattr(Axes, "set_yticks", kept)
+    monkeypatch.setattr(Axes, "set_yticks", set_and_note)
     picture.draw(engine, engine.rounds, tmp_path / "lanes.png")
     assert labels == [(0, "target"), (-1, "draft"), (-2, "draft 2"), (-3, "draft 3")]
 

@@ -30,7 +30,7 @@ class Case:
         self.columns = np.minimum(order[:, :TOP], COLUMNS).astype(np.int32)
         p = softmax(rng.normal(0, 2, (POSITIONS, COLUMNS + 2)))
         self.probs = np.take_along_axis(p, order[:, :TOP], axis=1)
-        self.whole, self.largest = p[:, :COLUMNS], p.max(axis=1).astype(np.float32)
+        self.target_probs, self.largest = p[:, :COLUMNS], p.max(axis=1).astype(np.float32)
         self.following = np.minimum(order[:, 1], COLUMNS).astype(np.int32)
         self.following[0] = COLUMNS
         self.counted = np.arange(POSITIONS) != 2
@@ -43,7 +43,7 @@ class Case:
         return function(logits, jnp.asarray(self.columns), probs, *self.args(), weights)
 
     def all(self, weights):
-        logits, p = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.whole))
+        logits, p = (jnp.asarray(x, jnp.float32) for x in (self.logits, self.target_probs))
         return ALL_PROGRAM(logits, p, jnp.asarray(self.largest), *self.args(), weights)
 
 
@@ -66,8 +66,8 @@ def plain_all(case, logits):
     entropy = [
         -np.log(row[f]) if f < COLUMNS else 0.0 for row, f in zip(q, case.following, strict=True)
     ]
-    kl = (case.whole * np.log(case.whole / q)).sum(axis=1)
-    return np.stack([entropy, kl, np.minimum(case.whole, q).sum(axis=1)], axis=1)
+    kl = (case.target_probs * np.log(case.target_probs / q)).sum(axis=1)
+    return np.stack([entropy, kl, np.minimum(case.target_probs, q).sum(axis=1)], axis=1)
 
 
 def plain_loss(parts, weights):
@@ -131,8 +131,8 @@ def test_a_tie_agrees_with_whatever_is_known_of_p():
     case = Case()
     case.logits[:], case.counted[:] = 1.0, True
     case.columns[case.columns == COLUMNS] = 0
-    case.whole[:, -1] = 1.0
-    case.largest = case.whole.max(axis=1).astype(np.float32)
+    case.target_probs[:, -1] = 1.0
+    case.largest = case.target_probs.max(axis=1).astype(np.float32)
     for sums, _ in (case.top(MIXES[0]), case.all(MIXES[0])):
         assert float(sums.agreements) == POSITIONS
 
@@ -151,7 +151,7 @@ def test_the_rest_of_p_counts_not_where_the_draft_has_no_other_ids():
     case = Case()
     rng = np.random.default_rng(3)
     case.columns = np.argsort(rng.random((POSITIONS, COLUMNS)), axis=1).astype(np.int32)
-    case.probs = np.take_along_axis(case.whole, case.columns, axis=1)
+    case.probs = np.take_along_axis(case.target_probs, case.columns, axis=1)
     for weights in MIXES:
         (top, gradient), (all_rows, expected) = case.top(weights), case.all(weights)
         assert float(top.loss) == pytest.approx(float(all_rows.loss), rel=1e-5)
