@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 _DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
     "bfloat16": "BF16",
     "float32": "F32",
 }

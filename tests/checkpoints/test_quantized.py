@@ -150,6 +150,19 @@ def test_blocks_of_8_bit_floats_are_cut_at_128_inputs(tmp_path, columns):
     np.testing.assert_array_equal(read[:, :300], floats.astype(np.float32) * spread)
 
 
+def test_scales_may_be_exponents(tmp_path):
+    """As DeepSeek-V3.1 has them (ue8m0)."""
+    floats = np.full((4, 256), 1.5, ml_dtypes.float8_e4m3fn)
+    scales = np.array([[0.25, 2.0]], ml_dtypes.float8_e8m0fnu)
+    write_float8(tmp_path, {"m.weight": floats, "m.weight_scale_inv": scales})
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    stored, scheme = SafetensorsDirectory(tmp_path), scheme_of(config, where="here")
+    tensors = QuantizedTensors(stored, scheme, where="here")
+    np.testing.assert_array_equal(tensors.read("m.weight")[0, ::128], [0.375, 3.0])
+    read = dequantized("F8_E4M3", tensors.read_blocks("m.weight"))
+    np.testing.assert_array_equal(read, tensors.read("m.weight"))
+
+
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - KINDS_BY_NAME.keys() - {*FLOAT8}))
 def test_other_types_are_named_where_they_have_no_products(tmp_path, name):
     tensors, _ = opened(tmp_path, name)

@@ -27,7 +27,11 @@ SINGLE = "model.safetensors"
 SHARDED = "model.safetensors.index.json"
 FLOATS = ("F32", "F16", "BF16")
 """Types of tensors that are not quantised."""
-_FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+_FLOAT8 = {
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
 """Types that safetensors does not give to NumPy."""
 
 
