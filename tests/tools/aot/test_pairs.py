@@ -214,8 +214,10 @@ def gates(case):
     room = pages // 10 + (0 if lean else beside)
     if lean and case.about.mechanisms.experts is not None:
         room = max(room, beside)
+    # Without a loop over layers 48 with experts take 68 s for H100.
+    most_seconds = 60 if case.model.execution.scan_layers else 120
     found = {
-        "compiles in a minute": compiled.seconds // 60,
+        "compiles in time": compiled.seconds // most_seconds,
         "fits": max(0, weights + pages + extra - case.chip.memory),
         "no loop waits for the host": loops_of_unknown_length(module),
         "no conditional": [*module.instructions("conditional")],
@@ -327,7 +329,7 @@ def test_a_model_that_is_too_large_is_refused_before_any_compile():
 
 FLAWS = {
     "no temporary of their size": {"temporaries": 1 << 40},
-    "compiles in a minute": {"seconds": 61.0},
+    "compiles in time": {"seconds": 61.0},
     "fits": {"other_buffers": 1 << 40},
 }
 
