@@ -41,10 +41,11 @@ FEW_BRANCHES = {
 }
 
 
-def write_checkpoints(root):
+def write_checkpoints(root, family="qwen3", **changes):
     """A target, and a draft that is unlike it."""
     return [
-        tiny.write_checkpoint(root / f"noise-{noise}", "qwen3", noise=noise) for noise in (0, 0.1)
+        tiny.write_checkpoint(root / f"noise-{noise}", family, noise=noise, **changes)
+        for noise in (0, 0.1)
     ]
 
 

@@ -14,6 +14,7 @@ from tests.fakes.instrument import changing_proposals
 from tests.fakes.tuners import Restless
 from tests.llm import law
 from tests.llm.law import FEW_BRANCHES, LETTERS, MANY, assert_lawful, engine_with, open_llm
+from tests.models.every_mechanism import in_windows
 from tests.sampling.evidence import ALPHA
 from tests.selection import cases
 
@@ -91,6 +92,15 @@ TREES = {"tree_nodes": 5, "budget": "3"}
 @pytest.mark.more
 def test_texts_of_sampled_trees_under_ssd_follow_the_law_beside_greedy_ones(checkpoints, laws):
     assert_ssd_lawful(open_llm(checkpoints, "ssd", **TREES), laws)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("settings", [FEW_BRANCHES, TREES], ids=["chains", "trees"])
+def test_texts_of_a_model_with_every_mechanism_follow_the_law(tmp_path, settings):
+    """They pass its windows before they begin."""
+    checkpoints = law.write_checkpoints(tmp_path, "granite", **in_windows(4))
+    laws, llm = law.laws_of(checkpoints[0]), open_llm(checkpoints, "ssd", **settings)
+    assert_ssd_lawful(llm, laws)
 
 
 SD = {

@@ -6,7 +6,7 @@ from safetensors.numpy import load_file, save_file
 
 from ssd_jax import LLM, SamplingParams
 from ssd_jax.testing import tiny as tiny_hf
-from tests.checkpoints import gptq, tiny_gguf
+from tests.checkpoints import gptq, tiny_gguf, tiny_gpt_oss
 from tests.checkpoints import tiny_models as tiny
 
 TYPES = {
@@ -47,6 +47,19 @@ def test_so_is_that_of_experts(tmp_path):
         k="2", budget="6", slots=2, context=64, compile_cache="off",
     )  # fmt: skip
     assert llm.resolved.dtype == "native"
+    assert_texts_are_the_same(llm)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("trees", [{}, {"tree_nodes": 5}], ids=["chains", "trees"])
+def test_so_is_that_of_experts_in_mxfp4_with_windows_and_sinks(tmp_path, trees):
+    quantised, _ = tiny_gpt_oss.published()
+    path = tiny_gpt_oss.write(tmp_path / "m", quantised, quantization_config=tiny_gpt_oss.METHOD)
+    llm = LLM(
+        path, dtype="native", mode="ssd", draft=path, draft_dtype="bfloat16",
+        draft_placement="inline", k="2", budget="6", slots=2, context=64, compile_cache="off",
+        **trees,
+    )  # fmt: skip
     assert_texts_are_the_same(llm)
 
 

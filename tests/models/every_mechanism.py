@@ -1,5 +1,7 @@
 """Changes to a tiny config.json that switch mechanisms on."""
 
+from typing import Any
+
 from ssd_jax.models.config import KEY
 
 EVERY_MECHANISM = {
@@ -82,3 +84,60 @@ EXPERTS = {
     },
 }
 """All that a feed-forward of experts can have, behind a layer without."""
+
+AT_ONCE = EVERY_MECHANISM | {KEY: EVERY_MECHANISM[KEY] | {"experts": EXPERTS[KEY]["experts"]}}
+"""Every mechanism in a decoder with experts."""
+
+
+def in_windows(window: int) -> dict[str, Any]:
+    """The same where every layer sees so many tokens, so that texts give pages back."""
+    layers = {"layer_kinds": ["window"] * 3, "window": window}
+    return AT_ONCE | {KEY: AT_ONCE[KEY] | layers}
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "cohere2": {
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.25,
+        "num_hidden_layers": 3,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": True,
+    },
+    "glm4_moe": {
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+    },
+    "gpt_oss": {
+        "attention_bias": True,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 3,
+        "num_local_experts": 4,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "truncate": False,
+        },
+        "sliding_window": 24,
+        "swiglu_limit": 1.0,
+    },
+    "minimax_m2": {"num_experts_per_tok": 3, "num_local_experts": 6, "rotary_dim": 4},
+    "phi3": {
+        "original_max_position_embeddings": 128,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1],
+            "long_factor": [1.5, 3.0],
+        },
+    },
+}
+"""Lines with mechanisms, as their own config.json says it."""

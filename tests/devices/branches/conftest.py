@@ -5,6 +5,7 @@ import pytest
 from ssd_jax.testing import tiny
 from tests.devices.branches.rounds import Seen
 from tests.devices.branches.script import Draft, compiled, scripted
+from tests.models.every_mechanism import in_windows
 from tests.models.golden import ON_GPUS, ON_TPUS
 from tests.selection import cases
 
@@ -30,10 +31,17 @@ def joined_draft(tmp_path_factory) -> Draft:
     return compiled(path, there=ON_GPUS, c=1.0)
 
 
-SCRIPTS = ["unrolled", "unrolled, longer", "scanned", "scanned, two budgets", "joined"]
+@pytest.fixture(scope="session")
+def windowed_draft(tmp_path_factory) -> Draft:
+    """Every mechanism, with windows shorter than branches."""
+    path = tmp_path_factory.mktemp("branches") / "windows"
+    return compiled(tiny.write_checkpoint(path, "granite", **in_windows(3)), c=1.0)
 
 
-@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled", "joined"))
+SCRIPTS = ["unrolled", "unrolled, longer", "scanned", "scanned, two budgets", "joined", "windowed"]
+
+
+@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled", "joined", "windowed"))
 def script(request) -> tuple[Draft, list[Seen], bool]:
     """All rounds of the script, and whether each had one forward more."""
     name, _, how = request.param.partition(", ")

@@ -30,6 +30,7 @@ from ssd_jax.sampling.params import SamplingParams
 from ssd_jax.sampling.prediction import predict_bonus
 from ssd_jax.speculation.rank_rates import RankRates
 from ssd_jax.testing import tiny
+from tests.models.every_mechanism import in_windows
 from tests.models.golden import our_logits
 from tests.sampling.edits import Edit, edited
 from tests.sampling.rows import rows
@@ -56,16 +57,23 @@ class FixedRates(RankRates):
         pass
 
 
-@pytest.fixture(scope="module", params=["coupled", "ratio"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "coupled",
+        "ratio",
+        pytest.param("coupled, windows shorter than paths", marks=pytest.mark.more),
+    ],
+)
 def parts(tmp_path_factory, request):
     """The programs that draft in turn, the draft's weights, its rule, and its checkpoint."""
-    path = tiny.write_checkpoint(tmp_path_factory.mktemp("trees") / "draft", "qwen3")
-    opened = open_model(str(path), "float32")
+    rule, _, windows = request.param.partition(", ")
+    family, changes = ("granite", in_windows(2)) if windows else ("qwen3", {})
+    path = tmp_path_factory.mktemp("trees") / "draft"
+    opened = open_model(str(tiny.write_checkpoint(path, family, **changes)), "float32")
     sizes = {"slots": SLOTS, "context": 100, "tokens": tiny.TOKENS, "paging": PAGING}
-    plain = TreeDraftPrograms(
-        opened.model, **sizes, drafting=drafting(request.param).in_turn, shape=SHAPE
-    )
-    return plain, opened.load(), request.param, path
+    plain = TreeDraftPrograms(opened.model, **sizes, drafting=drafting(rule).in_turn, shape=SHAPE)
+    return plain, opened.load(), rule, path
 
 
 @pytest.fixture(scope="module")

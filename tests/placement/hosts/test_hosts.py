@@ -9,10 +9,13 @@ import pytest
 
 from ssd_jax.llm.llm import LLM
 from tests.checkpoints import tiny_pair
+from tests.models.every_mechanism import AT_ONCE
 from tests.placement.hosts.leading import answers, under_a_grammar
 from tests.placement.hosts.processes import Processes, results
 
 SHAPE = {"intermediate_size": 48, "vocab_size": 320, "num_attention_heads": 8}
+MECHANISMS = {"granite": AT_ONCE}
+"""Of a family, what it has beside its own."""
 PAGES = {"kv_memory": "320KiB", "page_size": 64}
 """So small that texts get more of them as they grow."""
 CHOSEN = {"mode": "auto", "k": "auto", "budget": "auto"}
@@ -38,7 +41,8 @@ def pair(tmp_path_factory):
 
     def made(family, heads):
         path = root / f"{family}-{heads}"
-        return tiny_pair.write(path, family, num_key_value_heads=heads, **SHAPE)
+        changes = SHAPE | MECHANISMS.get(family, {})
+        return tiny_pair.write(path, family, num_key_value_heads=heads, **changes)
 
     return made
 
@@ -95,16 +99,19 @@ def test_several_processes_change_the_sizes_of_their_batches_together(pair, mesh
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("verify", "mesh", "more"),
+    ("family", "verify", "where", "more"),
     [
-        ("coupled", "tensor=4", {}),
-        pytest.param("ratio", "data=2,tensor=2", PAGES, marks=pytest.mark.slow),
+        ("qwen3", "coupled", {"mesh": "tensor=4"}, {}),
+        ("granite", "coupled", {"mesh": "data=2,tensor=2", "expert_parallel": True}, {}),
+        pytest.param("qwen3", "ratio", {"mesh": "data=2,tensor=2"}, PAGES, marks=pytest.mark.slow),
     ],
 )
-def test_trees_of_several_processes_say_what_decoding_one_by_one_says(pair, verify, mesh, more):
-    settings = settings_of(pair("qwen3", 2), verify, **more)
+def test_trees_of_several_processes_say_what_decoding_one_by_one_says(
+    pair, family, verify, where, more
+):
+    settings = settings_of(pair(family, 2), verify, **more)
     settings |= {"mode": "sd", "k": 4, "tree_nodes": 12, "budget": None}
-    leader = json.dumps(settings | {"mesh": mesh})
+    leader = json.dumps(settings | where)
     with Processes("tests.placement.hosts.leading", leader, "--few=True") as processes:
         with LLM(**settings) as alone:
             expected = answers(alone, verify, True)
