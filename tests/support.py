@@ -86,8 +86,8 @@ VERIFY_KERNELS = {"cpu": ("cpu",), "tpu": ("pallas_tpu",), "gpu": ("pallas_gpu",
 """Kernels of verification, by platform."""
 
 
-EXPERT_KINDS = ("bfloat16", "mxfp4", "int4", "int8", "float8")
-"""Kinds of experts' weights: the others are in groups of inputs."""
+EXPERT_KINDS = ("bfloat16", "int8 by rows", "mxfp4", "int4", "int8", "float8")
+"""Kinds of experts' weights: but for the first two, in groups of inputs."""
 
 
 class Note(NamedTuple):
@@ -238,6 +238,8 @@ def experts(kind: str, backend: str, interpret: Any = None) -> tuple[Callable[..
     if kind in expert_groups.FORMS:
         form, count = expert_groups.FORMS[kind], len(case.sizes)
         weight, _ = expert_groups.made(form, count, expert_cases.OUTPUTS, 192)
+    elif kind == "int8 by rows":
+        weight = quantize(weight)
 
     def function(x, sizes, weight):
         [found] = expert_products(
@@ -300,7 +302,7 @@ def kernels(place: Place) -> Iterator[tuple[str, str, Callable[[], None]]]:
         if name == "pallas_gpu" and not single:
             attempt = alone(compile_for_gpu, place.name, "verification", name)
         yield f"verification: {name}", state, attempt
-    of_platform = backend_for(place.platform, "bfloat16", place.device).name
+    of_platform = backend_for(place.platform, place.device).name
     for kind in EXPERT_KINDS:
         function, given = experts(kind, "xla")
         product_ = np.asarray(jax.jit(function)(*given)) if single else None

@@ -17,6 +17,7 @@ from ssd_jax.devices.programs.batch_sizes import BatchSizes
 from ssd_jax.devices.programs.paged import Paging
 from ssd_jax.devices.target.base import Verification
 from ssd_jax.errors import InputError
+from ssd_jax.kernels.experts.api import ExpertBackend
 from ssd_jax.kernels.linear.group_form import GroupForm
 from ssd_jax.kernels.tree_attention import pallas_gpu
 from ssd_jax.models.config import ModelConfig
@@ -161,12 +162,14 @@ def test_a_line_says_why_experts_of_a_gpu_have_no_kernel(monkeypatch):
     mechanisms = dataclasses.replace(programs.model.config.mechanisms, experts=experts)
     config = dataclasses.replace(programs.model.config, mechanisms=mechanisms)
     programs.model = FunctionalModel(config, Execution.for_platform("gpu", "bfloat16"))
+    looped = "experts of the target are multiplied by XLA, one after the other"
     *_, line = found("distribution", programs).lines
-    assert line == (
-        "experts of the target are multiplied by XLA, one after the other: the kernel is for "
-        "bfloat16 on GPUs of generation 9.0"
-    )
+    assert line == f"{looped}: the kernel is for compute capability 9.0 (Hopper)"
     monkeypatch.setattr(fallbacks.jax, "default_backend", lambda: "tpu")
+    *_, line = found("distribution", programs).lines
+    assert line == f"{looped}: attention = 'xla' leaves out all kernels"
+    kernel = dataclasses.replace(programs.model.execution, experts=ExpertBackend("pallas_tpu"))
+    programs.model = FunctionalModel(config, kernel)
     assert not any("experts" in line for line in found("distribution", programs).lines)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from ssd_jax import compat
+from ssd_jax.devices.opening.models import execution_for
 from ssd_jax.kernels.experts import reference
 from ssd_jax.kernels.experts.groups import device_form
 from ssd_jax.kernels.linear.group_form import FLOAT4, GroupForm
+from ssd_jax.kernels.linear.quantized import DIGIT, W8A8, Quantized, digits
 from tests.kernels import expert_cases as cases
 from tests.kernels.expert_groups import FORMS, made
 
@@ -22,14 +24,24 @@ OLD = compat.why_no_mosaic_gpu()
 if OLD is not None:
     pytest.skip(f"products by Mosaic GPU: {OLD}", allow_module_level=True)
 
+from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
 from ssd_jax.kernels import experts  # noqa: E402
 from ssd_jax.kernels.experts import gpu_operands, groups, pallas_gpu  # noqa: E402
-from ssd_jax.kernels.experts.api import ExpertBackend, expert_products, why_looped  # noqa: E402
+from ssd_jax.kernels.experts.api import (  # noqa: E402
+    XLA,
+    ExpertBackend,
+    expert_products,
+    why_looped,
+)
 
 pytestmark = pytest.mark.aot
 interpreted = plgpu.InterpretGPUParams()
+KERNEL = ExpertBackend("pallas_gpu")
+HOPPER, AMPERE = (
+    SimpleNamespace(device_kind="", compute_capability=number) for number in ("9.0", "8.0")
+)
 
 
 def by_kernel(x, sizes, *weights, module=pallas_gpu):
@@ -47,6 +59,65 @@ def states(rows, inputs):
     """Values that bfloat16 has."""
     x = np.random.default_rng(1).normal(size=(rows, inputs))
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def integers(kind, sizes, outputs, inputs):
+    """An int8 weight of every expert; scales of experts without rows are NaN."""
+    rng = np.random.default_rng(2)
+    values = rng.integers(-127, 128, (len(sizes), outputs, inputs)).astype(np.int8)
+    scales = rng.uniform(0.5, 1.5, (len(sizes), outputs)).astype(np.float32) / 127
+    scales[np.asarray(sizes) == 0] = np.nan
+    return kind(jnp.asarray(values), jnp.asarray(scales))
+
+
+def of_digits(x, sizes, weight):
+    """Products of rows in digits."""
+    parts = digits(jnp.asarray(x), single=isinstance(weight, W8A8))
+    high, low, scales = (None if part is None else np.asarray(part, float) for part in parts)
+    rows = (high if low is None else high + low / DIGIT) * scales[:, None]
+    dense = np.asarray(weight.values) * np.asarray(weight.scales, float)[..., None]
+    arrays = rows.astype(np.float32), np.asarray(sizes, np.int32), dense.astype(np.float32)
+    return reference.product(*arrays)
+
+
+@pytest.fixture
+def whole_tiles(monkeypatch):
+    """Copies of rows and columns that begin at a tile of memory, as on a GPU, wherever they are
+    told to begin: what would begin within a tile has other numbers."""
+    slices, usual = type(pl.ds(0, 8)), plgpu.copy_gmem_to_smem
+
+    def copy(source, target, arrived):
+        [indexer] = source.transforms
+        *before, rows, columns = indexer.indices
+
+        def whole(index, size):
+            return pl.ds(index.start // size * size, index.size)
+
+        assert isinstance(rows, slices)
+        assert isinstance(columns, slices)
+        tile = 128 // source.dtype.itemsize
+        part = whole(rows, 8), whole(columns, min(tile, columns.size))
+        usual(source.ref.at[*before, *part], target, arrived)
+
+    monkeypatch.setattr(plgpu, "copy_gmem_to_smem", copy)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "mxfp4", "int8", "integers"])
+def test_copies_begin_at_tiles(kind, whole_tiles):
+    """JAX's interpreter takes any rows; a GPU takes those of a tile that begin within it alone."""
+    sizes, rows = cases.SIZES["few"]
+    x = states(rows, 192)
+    if kind == "bfloat16":
+        case = cases.make("few", "bfloat16", inputs=192, outputs=200)
+        x, weight, want = case.x, case.weight, cases.expected(case)
+    elif kind == "integers":
+        weight = integers(Quantized, sizes, 200, 192)
+        want = of_digits(x, sizes, weight)
+    else:
+        weight, dense = made(FORMS[kind], len(sizes), 200, 192)
+        want = reference.product(x, np.asarray(sizes, np.int32), dense)
+    [got] = by_kernel(x, sizes, weight)
+    np.testing.assert_allclose(got, want, atol=1e-4 * max(1, np.abs(want).max()))
 
 
 @pytest.mark.parametrize("name", cases.SIZES)
@@ -131,11 +202,55 @@ def test_a_row_has_the_bits_that_it_has_alone_in_groups_too(name):
         np.testing.assert_array_equal(got[0], among[row])
 
 
+@pytest.mark.parametrize("kind", [Quantized, W8A8])
+@pytest.mark.parametrize("sizes", cases.SIZES)
+def test_products_with_int8_are_those_of_their_digits(sizes, kind):
+    sizes, rows = cases.SIZES[sizes]
+    for inputs, outputs in ((512, 96), (96, 64)):  # in chunks of 256, and of 32
+        x, weight = states(rows, inputs), integers(kind, sizes, outputs, inputs)
+        [got] = by_kernel(x, sizes, weight)
+        np.testing.assert_allclose(got, of_digits(x, sizes, weight), rtol=1e-5, atol=1e-5)
+        assert not got[sum(sizes) :].any()
+
+
+def test_more_chunks_of_int8_than_slots_make_one_sum(monkeypatch):
+    monkeypatch.setattr(gpu_operands._Integers, "ring_bytes", 0)  # two slots for seven chunks
+    sizes, rows = cases.SIZES["few"]
+    x, weight = states(rows, 32 * 7), integers(Quantized, sizes, 200, 32 * 7)
+    [got] = by_kernel(x, sizes, weight)
+    np.testing.assert_allclose(got, of_digits(x, sizes, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_int8_are_exact():
+    """The largest numbers of both, whose sums float32 does not have."""
+    inputs = 4096
+    weight = Quantized(jnp.full((1, 64, inputs), 127, jnp.int8), jnp.ones((1, 64)))
+    weight = weight._replace(values=weight.values.at[:, :, 0].set(126))
+    x = np.full((1, inputs), 127, np.float32)
+    [got] = by_kernel(x, (1,), weight)
+    exact = 127 * 127 * inputs - 127
+    assert exact > 1 << 24
+    assert (got == np.float32(exact)).all()
+
+
+@pytest.mark.parametrize("kind", [Quantized, W8A8])
+def test_a_row_has_the_bits_that_it_has_alone_in_int8_too(kind):
+    sizes, rows = cases.SIZES["few"]
+    x, weight = states(rows, 128), integers(kind, sizes, 64, 128)
+    [among] = by_kernel(x, sizes, weight)
+    for row in (0, 2, 3, 7):
+        expert = cases.expert_of(np.asarray(sizes))[row]
+        alone = np.eye(len(sizes), dtype=np.int32)[expert]
+        [got] = by_kernel(x[row : row + 1], alone, weight)
+        np.testing.assert_array_equal(got[0], among[row])
+
+
 def test_weights_that_the_kernel_does_not_take_are_refused():
     assert pallas_gpu.why_not(768, 2048, "bfloat16") is None
+    assert pallas_gpu.why_not(768, 2048, "int8") is None
     assert pallas_gpu.why_not(96, 2880, "bfloat16") is None
-    reason = "weights of int8: it needs bfloat16, or groups"
-    assert pallas_gpu.why_not(768, 2048, "int8") == reason
+    reason = "weights of float32: it needs bfloat16, int8, or groups"
+    assert pallas_gpu.why_not(768, 2048, "float32") == reason
     assert "48 outputs: it needs 64" in pallas_gpu.why_not(48, 2048, "bfloat16")
     assert "360 inputs: it needs a multiple of 32" in pallas_gpu.why_not(2880, 360, "bfloat16")
 
@@ -148,14 +263,18 @@ def test_groups_whose_scales_leave_no_room_are_refused():
     assert pallas_gpu.why_not(2880, 2880, small) == reason
     weight, _ = made(small, 1, 8, 2880)
     assert not pallas_gpu.takes(weight)
-    [got] = expert_products(
-        states(1, 2880), jnp.ones(1, jnp.int32), [weight], backend=ExpertBackend("pallas_gpu")
-    )
+    [got] = expert_products(states(1, 2880), jnp.ones(1, jnp.int32), [weight], backend=KERNEL)
     assert got.shape == (1, 8)  # by XLA
 
 
 MUTANTS = {
-    "rows of the first item": (pallas_gpu, "pl.ds(begin, block)", "pl.ds(0, block)"),
+    "rows of the first item": (pallas_gpu, "item * width", "0 * item"),
+    "rows of the first expert": (pallas_gpu, "starts[expert] + (", "0 * starts[expert] + ("),
+    "rows of an expert's first item": (
+        pallas_gpu,
+        "(number - first[expert]) * block",
+        "0 * number",
+    ),
     "weights of the first expert": (
         gpu_operands,
         "weight.at[block.expert, ",
@@ -163,8 +282,8 @@ MUTANTS = {
     ),
     "a last part that begins too early": (
         pallas_gpu,
-        "operand.outputs - OUTPUTS)",
-        "operand.outputs - OUTPUTS - 8)",
+        "operand.room - OUTPUTS)",
+        "operand.room - OUTPUTS - 8)",
     ),
     "a chunk twice": (
         gpu_operands,
@@ -208,6 +327,19 @@ MUTANTS_OF_GROUPS = {
     "the first exponent of a word": (gpu_operands, "lax.div(group, rows)))", "0 * group))"),
     "zeros left out": (groups, "bits == _ZERO", "bits == 0"),
 }
+MUTANTS_OF_INT8 = {
+    "no second digit": (gpu_operands, "high + low / DIGIT", "high"),
+    "a second digit as large as the first": (gpu_operands, "low / DIGIT", "low"),
+    "the first digit twice": (
+        gpu_operands,
+        "(0, block), (OUTPUTS, 2 * block)",
+        "(0, 0), (OUTPUTS, block)",
+    ),
+    "one digit of two": (gpu_operands, "[high] if low is None else [high, low]", "[high, high]"),
+    "scales of the first expert": (pallas_gpu, "weight.scales[of_row]", "weight.scales[:1]"),
+    "no scales of rows": (pallas_gpu, "of_x.scales[:, None] * ", ""),
+    "rows of half of the item": (pallas_gpu, "item * width", "item * (width // 2)"),
+}
 
 
 def kernel_with(module: ModuleType, old: str, new: str) -> ModuleType:
@@ -236,11 +368,21 @@ def kernel_with(module: ModuleType, old: str, new: str) -> ModuleType:
 def test_every_mutant_is_caught(name):
     mutant = kernel_with(*MUTANTS[name])
     mutant._LEAST_SLOTS = 1
-    mutant.gpu_operands._Floats.ring_bytes = 0
-    case = cases.make("rows that no expert has", "bfloat16", inputs=32 * 7)
+    mutant.gpu_operands._Dense.ring_bytes = 0
+    rows = "tiles" if name == "rows of an expert's first item" else "rows that no expert has"
+    case = cases.make(rows, "bfloat16", inputs=32 * 7)
     [got] = products(case, mutant)
     right = cases.expected(case)
     assert not np.allclose(got, right, rtol=0, atol=cases.TOLERANCE["bfloat16"])
+
+
+@pytest.mark.parametrize("name", MUTANTS_OF_INT8)
+def test_every_mutant_with_int8_is_caught(name):
+    mutant = kernel_with(*MUTANTS_OF_INT8[name])
+    sizes, rows = cases.SIZES["few"]
+    x, weight = states(rows, 96), integers(Quantized, sizes, 64, 96)
+    [got] = by_kernel(x, sizes, weight, module=mutant)
+    assert not np.allclose(got, of_digits(x, sizes, weight), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MUTANTS_OF_GROUPS)
@@ -255,11 +397,24 @@ def test_every_mutant_with_groups_is_caught(name):
     assert not np.allclose(got, want, atol=1e-3 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "w8a8", "native", "float32"])
+def test_hopper_has_the_kernel_in_every_dtype(dtype):
+    """Weights of float32 are then left to XLA one by one."""
+    found = execution_for("gpu", dtype, 128, device=HOPPER).experts
+    assert found == KERNEL
+    assert execution_for("gpu", dtype, 128, device=AMPERE).experts == XLA
+    assert execution_for("gpu", dtype, 128, device=HOPPER, attention="xla").experts == XLA
+
+
 def test_matrices_that_the_kernel_does_not_take_are_named():
-    backend = ExpertBackend("pallas_gpu")
-    kind = "bfloat16"
-    assert why_looped(backend, "gpu", [(768, 2048, kind), (2048, 768, kind)]) is None
-    reason = why_looped(backend, "gpu", [(360, 2880, kind), (2880, 360, kind)])
-    assert reason == "360 inputs: it needs a multiple of 32"
-    in_groups = GroupForm(FLOAT4, 8)
-    assert why_looped(backend, "gpu", [(360, 2880, in_groups), (2880, 360, in_groups)]) is None
+    def reason(outputs, inputs, kind, backend=KERNEL, device=HOPPER):
+        matrices = [(outputs, inputs, kind), (inputs, outputs, kind)]
+        return why_looped(backend, "gpu", device, matrices)
+
+    assert reason(768, 2048, "bfloat16") is reason(768, 2048, "int8") is None
+    assert reason(768, 2048, "float32").startswith("weights of float32: it needs")
+    assert reason(360, 2880, "bfloat16") == "360 inputs: it needs a multiple of 32"
+    assert reason(360, 2880, GroupForm(FLOAT4, 8)) is None
+    lacking = "the kernel is for compute capability 9.0 (Hopper)"
+    assert reason(768, 2048, "int8", XLA, AMPERE) == lacking
+    assert reason(768, 2048, "int8", XLA) == "attention = 'xla' leaves out all kernels"

@@ -87,7 +87,7 @@ def find_fallbacks(
     lines += _verification_lines(programs.model)
     lines += _group_lines(models.values())
     for role, model in models.items():
-        lines += mesh_lines(role, model) + _expert_lines(role, model)
+        lines += mesh_lines(role, model) + loop_lines(role, model, jax.default_backend())
     replicated = {
         role: list(m.rules.replicated_axes) for role, m in models.items() if m.rules.replicated_axes
     }
@@ -209,8 +209,8 @@ def mesh_lines(role: str, model: FunctionalModel) -> list[str]:
     return lines
 
 
-def _expert_lines(role: str, model: FunctionalModel) -> list[str]:
-    """A line on products with experts that have no kernel, if there are any."""
+def loop_lines(role: str, model: FunctionalModel, platform: str) -> list[str]:
+    """A line on products with experts that have no kernel on a platform, if there are any."""
     experts, execution = model.config.mechanisms.experts, model.execution
     if experts is None:
         return []
@@ -228,7 +228,7 @@ def _expert_lines(role: str, model: FunctionalModel) -> list[str]:
         (outputs, inputs, execution.compute if form is None else device_form(form, inputs))
         for outputs, inputs in ((channels, hidden), (hidden, channels))
     ]
-    reason = why_looped(execution.experts, jax.default_backend(), matrices)
+    reason = why_looped(execution.experts, platform, device_of(model), matrices)
     if reason is None:
         return []
     return [f"experts of the {role} are multiplied by XLA, one after the other: {reason}"]

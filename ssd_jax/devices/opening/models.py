@@ -143,7 +143,7 @@ def execution_for(
     chosen = next((execution for execution in preferred if why_not(execution) is None), last)
     plain = attention == "xla" and platform != "cpu"
     if not plain:
-        experts = experts_backend_for(platform, dtype, device)
+        experts = experts_backend_for(platform, device)
         chosen = dataclasses.replace(chosen, experts=experts)
     if vocab is None:
         return chosen

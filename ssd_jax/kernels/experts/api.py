@@ -51,17 +51,17 @@ def product_by_rows(
     return jax.lax.platform_dependent(x, weight, cpu=in_blocks, default=linear_xla.product)
 
 
-def backend_for(platform: str, dtype: str, device: Any) -> ExpertBackend:
-    """The backend that a platform has.
+def backend_for(platform: str, device: Any) -> ExpertBackend:
+    """The backend that a platform has; on GPUs some weights are still multiplied by XLA, see
+    `why_looped`.
 
     Args:
       platform: JAX's name of the platform.
-      dtype: compute dtype.
       device: of JAX.
     """
     if platform == "tpu":
         return ExpertBackend("pallas_tpu")
-    if platform in ("gpu", "cuda") and dtype == "bfloat16" and compat.why_no_mosaic_gpu() is None:
+    if platform in ("gpu", "cuda") and compat.why_no_mosaic_gpu() is None:
         from ssd_jax.kernels.experts.pallas_gpu import CAPABILITIES
 
         if getattr(device, "compute_capability", None) in CAPABILITIES:
@@ -70,19 +70,22 @@ def backend_for(platform: str, dtype: str, device: Any) -> ExpertBackend:
 
 
 def why_looped(
-    backend: ExpertBackend, platform: str, matrices: Sequence[tuple[int, int, Any]]
+    backend: ExpertBackend, platform: str, device: Any, matrices: Sequence[tuple[int, int, Any]]
 ) -> str | None:
-    """Why products on a GPU are XLA's loop over experts, in one line; None where they are not.
+    """Why products on an accelerator are XLA's loop over experts, in one line; None where they are
+    not.
 
     Args:
-      platform: JAX's name of the platform.
+      platform, device: see `backend_for`.
       matrices: outputs and inputs of an expert's matrices, as a device has them, and the dtype
         or form of the weights.
     """
-    if platform in ("cpu", "tpu"):
+    if platform == "cpu" or backend.name == "pallas_tpu":
         return None
-    if backend.name != "pallas_gpu":
-        return compat.why_no_mosaic_gpu() or "the kernel is for bfloat16 on GPUs of generation 9.0"
+    if backend.name == "xla":
+        if backend_for(platform, device) != XLA:
+            return "attention = 'xla' leaves out all kernels"
+        return compat.why_no_mosaic_gpu() or "the kernel is for compute capability 9.0 (Hopper)"
     from ssd_jax.kernels.experts.pallas_gpu import why_not
 
     reasons = (why_not(*matrix) for matrix in matrices)

@@ -1,9 +1,10 @@
 """What the kernel of `pallas_gpu.py` reads of a weight, and how it multiplies with that.
 
-A chunk of inputs of some outputs is the left operand of products. One of bfloat16 is multiplied
-from the shared memory where it arrives. Of numbers of few bits a thread takes words of two outputs
-to its registers and makes bfloat16 there: in the layout of a left operand a word's eight inputs are
-in eight matrices side by side, so that nothing moves between threads but the words themselves.
+A chunk of inputs of some outputs is the left operand of products. One of bfloat16, or of int8 with
+a scale for each output, is multiplied from the shared memory where it arrives. Of numbers in groups
+a thread takes words of two outputs to its registers and makes bfloat16 there: in the layout of a
+left operand a word's eight inputs are in eight matrices side by side, so that nothing moves between
+threads but the words themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, BFloat16, Shaped
+from jaxtyping import Array, Float32, Shaped
 
 from ssd_jax.kernels.experts.groups import (
     BLOCK,
@@ -27,12 +28,14 @@ from ssd_jax.kernels.experts.groups import (
     numbers,
     scaled_bits,
 )
+from ssd_jax.kernels.linear.quantized import DIGIT, W8A8, Quantized, digits
 
 OUTPUTS = 64
 """Of a chunk: as many as `wgmma` multiplies at once."""
 MOST_SCALE_BYTES = 64 << 10
 """Of the scales and minima of so many outputs, all of which are in shared memory."""
-_CHUNKS = (128, 64, 32)  # inputs at a time: the first that divides them
+_CHUNK_BYTES = (256, 128, 64, 32)  # of an output at a time: the first that divides its own
+_LEAST_INPUTS = 32  # that inputs have as a divisor
 _BLOCKS = (4, 3, 2, 1)  # the same, of numbers of few bits
 _COPIED_ROWS = 256  # that a copy may have
 _ROW = plgpu.Layout.WGMMA.reduce(1)
@@ -60,24 +63,44 @@ class GridBlock(NamedTuple):
     part: Any
 
 
+class Rows(NamedTuple):
+    """What products have of rows: row i is the sum of what is made of values[...][i] (see
+    `Operand.total`), times scales[i]; None stands for ones.
+
+    Attributes:
+      values: of one type, which is the weight's.
+    """
+
+    values: Sequence[Shaped[Array, "m padded"]]
+    scales: Float32[Array, "m"] | None = None
+
+
 class Operand(Protocol):
     """A weight of all experts, whose arrays are each [E, _, _].
 
     Attributes:
-      outputs: for which arrays have room.
+      outputs: of the weight.
+      room: outputs that arrays have.
       inputs: that rows must have.
       chunk: inputs of a slot of shared memory.
       chunk_bytes: of that slot.
       ring_bytes: that slots may take, rows included, where several rows do not need more.
       expert_bytes: that are read of an expert.
+      sum_dtype: of what products are added to.
     """
 
     outputs: int
+    room: int
     inputs: int
     chunk: int
     chunk_bytes: int
     ring_bytes: int
     expert_bytes: int
+    sum_dtype: Any
+
+    def rows(self, x: Float32[Array, "m inputs"]) -> Rows:
+        """What rows are multiplied as."""
+        ...
 
     def scratch(self, slots: int) -> list[Any]:
         """Shared memory and barriers that it needs."""
@@ -101,26 +124,35 @@ class Operand(Protocol):
         """Operands whose products make those of a chunk, one after the other.
 
         Args:
-          rows: [block, chunk], of activations.
+          rows: [block, chunk], of activations; of several values of each, one after the other.
         """
         ...
+
+    def total(self, sums: Tile) -> Tile:
+        """The sums of rows [OUTPUTS, block], of those of all their values."""
+        ...
+
+
+def arrays_of(weight: Any) -> list[jax.Array]:
+    """The arrays of a weight that the kernel reads, its values first."""
+    return [weight.values] if isinstance(weight, Quantized) else jax.tree.leaves(weight)
 
 
 def operand_of(weight: Any, inputs: int, *, interpret: bool) -> Operand:
     """The operand of a weight of so many inputs."""
     if isinstance(weight, ExpertGroups):
         return _Groups(weight, inputs, interpret=interpret)
-    return _Floats(weight)
+    return _Integers(weight) if isinstance(weight, Quantized) else _Floats(weight)
 
 
 def why_not(outputs: int, inputs: int, dtype: Any) -> str | None:
     """Why no operand has weights [E, outputs, inputs] of a type, in one line, or None."""
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        return f"weights of {jnp.dtype(dtype).name}: it needs bfloat16, or groups"
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.int8):
+        return f"weights of {jnp.dtype(dtype).name}: it needs bfloat16, int8, or groups"
     if outputs < OUTPUTS or outputs % 8:
         return f"{outputs} outputs: it needs {OUTPUTS} at least, and a multiple of 8"
-    if inputs % _CHUNKS[-1]:
-        return f"{inputs} inputs: it needs a multiple of {_CHUNKS[-1]}"
+    if inputs % _LEAST_INPUTS:
+        return f"{inputs} inputs: it needs a multiple of {_LEAST_INPUTS}"
     return None
 
 
@@ -139,20 +171,21 @@ def swizzled(width: int, dtype: Any = jnp.bfloat16) -> tuple[Any, Any]:
     return plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle)
 
 
-class _Floats:
-    """bfloat16 [E, outputs, inputs]."""
+class _Dense:
+    """[E, outputs, inputs], multiplied as it is."""
 
     ring_bytes = 96 << 10
 
-    def __init__(self, weight: BFloat16[Array, "E outputs inputs"]):
+    def __init__(self, weight: Shaped[Array, "E outputs inputs"]):
         _, self.outputs, self.inputs = weight.shape
-        self.chunk = next(size for size in _CHUNKS if self.inputs % size == 0)
-        self.chunk_bytes = 2 * OUTPUTS * self.chunk
-        self.expert_bytes = 2 * self.outputs * self.inputs
+        self.room, self.dtype, size = self.outputs, weight.dtype, weight.dtype.itemsize
+        self.chunk = next(n // size for n in _CHUNK_BYTES if self.inputs * size % n == 0)
+        self.chunk_bytes = size * OUTPUTS * self.chunk
+        self.expert_bytes = size * self.outputs * self.inputs
 
     def scratch(self, slots: int) -> list[Any]:
         shape = slots, OUTPUTS, self.chunk
-        return [plgpu.SMEM(shape, jnp.bfloat16, transforms=swizzled(self.chunk))]
+        return [plgpu.SMEM(shape, self.dtype, transforms=swizzled(self.chunk, self.dtype))]
 
     def begin(self, block: GridBlock) -> None:
         pass
@@ -172,19 +205,55 @@ class _Floats:
         yield block.memory[0].at[slot], rows.transpose((1, 0))
 
 
+class _Floats(_Dense):
+    """bfloat16, in float32 sums."""
+
+    sum_dtype = jnp.float32
+
+    def rows(self, x: Float32[Array, "m inputs"]) -> Rows:
+        return Rows([x.astype(jnp.bfloat16)])
+
+    def total(self, sums: Tile) -> Tile:
+        return sums
+
+
+class _Integers(_Dense):
+    """int8, in exact sums of one or two digits of rows; those of outputs get their scales later."""
+
+    sum_dtype = jnp.int32
+
+    def __init__(self, weight: Quantized):
+        super().__init__(weight.values)
+        self.single = isinstance(weight, W8A8)
+
+    def rows(self, x: Float32[Array, "m inputs"]) -> Rows:
+        high, low, scales = digits(x, single=self.single)
+        return Rows([high] if low is None else [high, low], scales)
+
+    def total(self, sums: Tile) -> Tile:
+        units = sums.astype(jnp.float32)
+        if self.single:
+            return units
+        block = units.shape[1] // 2
+        high = lax.slice(units, (0, 0), (OUTPUTS, block))
+        low = lax.slice(units, (0, block), (OUTPUTS, 2 * block))
+        return high + low / DIGIT
+
+
 class _Groups:
     """Numbers in groups of inputs, by blocks of `BLOCK` inputs.
 
     Shared memory has slots of numbers, and scales and perhaps minima of all inputs.
     """
 
-    ring_bytes = 48 << 10  # less than of floats, so that more blocks of the grid share a core
+    ring_bytes = 48 << 10  # less than of dense ones, so that more blocks of the grid share a core
+    sum_dtype = jnp.float32
 
     def __init__(self, weight: ExpertGroups, inputs: int, *, interpret: bool):
         values, *factors = jax.tree.leaves(weight)
         self.group, self.is_e2m1 = weight.group, weight.has_exponents
         self.has_minima, self.interpret = weight.minima is not None, interpret
-        self.dtype, self.outputs = values.dtype, values.shape[-1]
+        self.dtype, self.outputs, self.room = values.dtype, weight.outputs, values.shape[-1]
         self.factors = [(array.shape[1], array.dtype) for array in factors]
         blocks = pl.cdiv(inputs, BLOCK)
         self.inputs = blocks * BLOCK
@@ -196,6 +265,13 @@ class _Groups:
         columns = pl.cdiv(weight.outputs, OUTPUTS) * OUTPUTS
         arrays = (values, *factors)
         self.expert_bytes = sum(part.shape[1] * columns * part.dtype.itemsize for part in arrays)
+
+    def rows(self, x: Float32[Array, "m inputs"]) -> Rows:
+        beyond = (0, 0), (0, self.inputs - x.shape[1])
+        return Rows([jnp.pad(x.astype(jnp.bfloat16), beyond)])
+
+    def total(self, sums: Tile) -> Tile:
+        return sums
 
     def scratch(self, slots: int) -> list[Any]:
         shape = slots, self.chunk_rows, OUTPUTS

@@ -12,7 +12,7 @@ from typing import cast
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from ssd_jax.devices.opening.fallbacks import mesh_lines
+from ssd_jax.devices.opening.fallbacks import loop_lines, mesh_lines
 from ssd_jax.devices.opening.fit import ModelBytes, Need
 from ssd_jax.devices.opening.models import execution_for
 from ssd_jax.devices.opening.sizes import bytes_per_device
@@ -69,7 +69,8 @@ class ModelPart:
       weights, pages: bytes on each.
       programs: empty where it was refused.
       refused: why it cannot run there; None where it can.
-      notes: what its devices do not divide (see `fallbacks.mesh_lines`), and `expert_lines`.
+      notes: what its devices do not divide (see `fallbacks.mesh_lines`), `expert_lines`, and why
+        there is no kernel for these, if there is none.
     """
 
     role: str
@@ -221,6 +222,7 @@ def build(
         notes=(
             *(mesh_lines(role, model) if len(places) > 1 else ()),
             *(expert_lines(model, sizes) if role == "target" else ()),
+            *(loop_lines(role, model, chip.platform) if names else ()),
         ),
     )
     need = Need({"weights": part.weights, "pages": part.pages}, chip.memory, role)
