@@ -8,14 +8,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_jax import compat
 from ssd_jax.kernels import noise
-from ssd_jax.sampling import verification
-from ssd_jax.sampling.variants import VARIANTS
-from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, as_trees, outcomes, verify
+from tests.kernels.verify_cases import (
+    FIXED,
+    TOKENS,
+    TREE_WIDTH,
+    VOCAB,
+    WIDTH,
+    Interpreted,
+    arguments,
+    as_trees,
+    case_of,
+    cases_of_size,
+    kinds_of_rows,
+    kinds_of_trees,
+    reference,
+)
 from tests.sampling.edits import Edit, edited
 
 OLD = compat.why_no_clusters()
@@ -30,43 +42,20 @@ from ssd_jax.kernels.verify import kernel_noise, pallas_gpu, pallas_gpu_kernel  
 
 pytestmark = pytest.mark.aot
 
-WIDTH, ROWS, VOCAB, TOKENS = 3, 4, 300, 290
-TREE_WIDTH = 6
-UNTRUNCATED = ({}, {"temperature": 0.0}, {"temperature": 0.5})
-NAN = plgpu.InterpretGPUParams(uninitialized_memory="nan")
-RACES = plgpu.InterpretGPUParams(detect_races=True, on_race="warn", uninitialized_memory="nan")
-FIXED = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-
-
-@functools.cache
-def compiled(variant: str, rule: str, tokens: int):
-    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "backend": "pallas_gpu"}
-    return jax.jit(functools.partial(verification.verify, **law))
-
-
-def interpreted(case, variant, rule, params=NAN, tokens=TOKENS, parents=None):
-    with plgpu.force_gpu_interpret_mode(params):
-        return outcomes(compiled(variant, rule, tokens)(*case, parents=parents))
-
-
-def case_of(kinds, seed, variant="truncated", vocab=VOCAB, width=WIDTH):
-    of = {"greedy": ({"temperature": 0.0},), "sampled": UNTRUNCATED}.get(variant, SETTINGS)
-    return arguments(kinds, vocab, seed, width=width, settings=of)
-
-
-def reference(case, variant, rule, tokens=TOKENS, parents=None):
-    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "parents": parents}
-    return outcomes(verify(*case, backend="reference", **law))
-
-
-kinds_of_rows = st.lists(st.sampled_from(KINDS), min_size=WIDTH * ROWS, max_size=WIDTH * ROWS)
+NAN = functools.partial(
+    plgpu.force_gpu_interpret_mode, plgpu.InterpretGPUParams(uninitialized_memory="nan")
+)
+RACES = functools.partial(
+    plgpu.force_gpu_interpret_mode,
+    plgpu.InterpretGPUParams(detect_races=True, on_race="warn", uninitialized_memory="nan"),
+)
+KERNEL = Interpreted("pallas_gpu", NAN)
 
 
 @settings(FIXED, max_examples=3)
 @given(kinds_of_rows, st.integers(0, 10**6))
 def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
-    case = case_of(kinds, seed)
-    assert interpreted(case, "truncated", "ratio") == reference(case, "truncated", "ratio")
+    KERNEL.assert_as_reference(case_of(kinds, seed))
 
 
 @pytest.mark.slow
@@ -78,8 +67,7 @@ def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
 @settings(FIXED, max_examples=5)
 @given(kinds_of_rows, st.integers(0, 10**6))
 def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule, kinds, seed):
-    case = case_of(kinds, seed, variant)
-    assert interpreted(case, variant, rule) == reference(case, variant, rule)
+    KERNEL.assert_as_reference(case_of(kinds, seed, variant), variant, rule)
 
 
 @pytest.mark.slow
@@ -88,14 +76,10 @@ def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule,
     [("truncated", "coupled"), ("sampled", "coupled"), ("truncated", "ratio"), ("full", "block")],
 )
 @settings(FIXED, max_examples=3)
-@given(
-    st.lists(st.sampled_from(KINDS), min_size=TREE_WIDTH * 2, max_size=TREE_WIDTH * 2),
-    st.integers(0, 10**6),
-)
+@given(kinds_of_trees, st.integers(0, 10**6))
 def test_trees_have_the_outcomes_of_the_reference(variant, rule, kinds, seed):
     case, parents = as_trees(case_of(kinds, seed, variant, width=TREE_WIDTH), seed)
-    found = interpreted(case, variant, rule, parents=parents)
-    assert found == reference(case, variant, rule, parents=parents)
+    KERNEL.assert_as_reference(case, variant, rule, parents=parents)
 
 
 SIZES = [60, 128, 257, *(pytest.param(size, marks=pytest.mark.slow) for size in (1025, 8195))]
@@ -104,17 +88,13 @@ SIZES = [60, 128, 257, *(pytest.param(size, marks=pytest.mark.slow) for size in 
 @pytest.mark.parametrize("vocab", SIZES)
 def test_rows_of_any_size_have_the_outcomes_of_the_reference(vocab):
     """Shorter than a tile, as long as one, with a last tile of one column, and of wide tiles."""
-    case = case_of([*KINDS, *KINDS[:3]], vocab, vocab=vocab)
-    expected = reference(case, "truncated", "ratio", vocab - 1)
-    assert interpreted(case, "truncated", "ratio", tokens=vocab - 1) == expected
+    KERNEL.assert_as_reference(cases_of_size(vocab), tokens=vocab - 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", [49_152, 128_256, 151_936])
 def test_real_vocabularies_have_the_outcomes_of_the_reference(vocab):
-    case = case_of([*KINDS, *KINDS[:3]], vocab, vocab=vocab)
-    expected = reference(case, "truncated", "ratio", vocab - 5)
-    assert interpreted(case, "truncated", "ratio", tokens=vocab - 5) == expected
+    KERNEL.assert_as_reference(cases_of_size(vocab), tokens=vocab - 5)
 
 
 @pytest.fixture
@@ -125,9 +105,9 @@ def races(caplog):
 
 def _run_with_races_looked_for(filters):
     case = arguments(["smooth"] * 6, VOCAB, 3, width=WIDTH, settings=(filters,))
-    compiled.cache_clear()
-    found = interpreted(case, "truncated", "ratio", RACES)
-    compiled.cache_clear()
+    KERNEL.compiled.cache_clear()
+    found = KERNEL.outcomes(case, "truncated", "ratio", RACES)
+    KERNEL.compiled.cache_clear()
     assert found == reference(case, "truncated", "ratio")
 
 
@@ -164,25 +144,8 @@ def test_log1p_of_small_numbers_is_exact_to_rounding(u):
     np.testing.assert_allclose(found, np.log1p(-np.float64(np.float32(u))), rtol=3e-7)
 
 
-def law_of(case, backend):
-    options = {"tokens": TOKENS, "parts": VARIANTS["truncated"], "backend": backend}
-    with plgpu.force_gpu_interpret_mode(NAN):
-        run = jax.jit(functools.partial(verification.target_probs, **options))
-        return np.asarray(run(*case))
-
-
-def assert_laws_are_equal():
-    """On rows of all kinds, and on some where top-k and top-p both cut."""
-    cut_twice = ({"top_k": 40, "top_p": 0.8},)
-    flat = arguments(["smooth"] * 6, VOCAB, 1, width=WIDTH, settings=cut_twice)
-    for case in (case_of([*KINDS[:6]] * 2, 11), flat):
-        expected, found = law_of(case, "xla"), law_of(case, "pallas_gpu")
-        np.testing.assert_array_equal(found > 0, expected > 0)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
-
-
 def test_a_law_that_is_reported_is_the_one_that_is_drawn_from():
-    assert_laws_are_equal()
+    KERNEL.assert_laws_are_equal(2)
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.7}], ids=str)
@@ -190,14 +153,7 @@ def test_thresholds_at_the_edges_of_tiles_and_parts(filters):
     """The likeliest tokens, and equal ones at the threshold, are the last and first of tiles of 128
     columns, the last of the row's own and the ones that the last tile shares with another."""
     edges = [0, 127, 128, 171, 172, 255, 256, TOKENS - 1]
-    case = arguments(["smooth"] * 3, VOCAB, 5, width=WIDTH, settings=(filters,))
-    logits = np.full((1, WIDTH, VOCAB), -9.0, np.float32)
-    logits[..., edges] = 1.0
-    logits[0, range(WIDTH), [127, 256, TOKENS - 1]] = 2.0
-    case = (logits, *case[1:])
-    found = law_of(case, "pallas_gpu")
-    np.testing.assert_array_equal(found > 0, logits > 0)
-    np.testing.assert_allclose(found, law_of(case, "xla"), rtol=1e-6)
+    KERNEL.assert_thresholds_at(edges, filters)
 
 
 class Moved:
@@ -234,9 +190,9 @@ def test_logits_are_read_as_often_as_xla_is_told(variant, reads, monkeypatch):
     )
     monkeypatch.setattr(pallas_gpu, "_kernel", moved.kernel)
     monkeypatch.setattr(gpu_callbacks, "_get", moved.get)
-    compiled.cache_clear()
-    interpreted(case, variant, "ratio", tokens=vocab)
-    compiled.cache_clear()
+    KERNEL.compiled.cache_clear()
+    KERNEL.outcomes(case, variant, "ratio", tokens=vocab)
+    KERNEL.compiled.cache_clear()
     print(f"{variant}: {moved.bytes / case[0].nbytes:.3f} reads of the logits")
     assert 1 <= moved.bytes / case[0].nbytes <= reads
     assert abs(moved.estimated / moved.bytes - 1) < 0.05
@@ -267,15 +223,15 @@ DRAW_FAULTS = {
 @pytest.mark.parametrize("name", LAW_FAULTS)
 def test_planted_faults_of_laws_are_caught(name):
     with edited([Edit(pallas_gpu_kernel, *LAW_FAULTS[name])]), pytest.raises(AssertionError):
-        assert_laws_are_equal()
+        KERNEL.assert_laws_are_equal(2)
 
 
 @pytest.mark.parametrize("name", DRAW_FAULTS)
 def test_planted_faults_of_draws_are_caught(name):
     cases = [case_of([kind] * 24, 2) for kind in ("smooth", "peaked")]
     expected = [reference(case, "truncated", "ratio") for case in cases]
-    compiled.cache_clear()
+    KERNEL.compiled.cache_clear()
     with edited([Edit(pallas_gpu_kernel, *DRAW_FAULTS[name])]):
-        found = [interpreted(case, "truncated", "ratio") for case in cases]
-    compiled.cache_clear()
+        found = [KERNEL.outcomes(case, "truncated", "ratio") for case in cases]
+    KERNEL.compiled.cache_clear()
     assert found != expected

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental import pallas as pl
@@ -19,53 +19,38 @@ from ssd_jax.kernels import noise
 from ssd_jax.kernels.verify import pallas_tpu_kernel
 from ssd_jax.sampling import verification
 from ssd_jax.sampling.variants import VARIANTS
-from tests.kernels.verify_cases import KINDS, SETTINGS, arguments, as_trees, outcomes, verify
+from tests.kernels.verify_cases import (
+    FIXED,
+    KINDS,
+    TOKENS,
+    TREE_WIDTH,
+    Interpreted,
+    arguments,
+    as_trees,
+    case_of,
+    cases_of_size,
+    kinds_of_rows,
+    kinds_of_trees,
+    reference,
+)
 from tests.sampling.edits import Edit, edited
 
-WIDTH, ROWS, VOCAB, TOKENS = 3, 4, 300, 290
-TREE_WIDTH = 6
 OF_TREES = (("greedy", "ratio"), ("sampled", "coupled"), ("truncated", "ratio"), ("full", "block"))
-UNTRUNCATED = ({}, {"temperature": 0.0}, {"temperature": 0.5})
-NAN = pltpu.InterpretParams(uninitialized_memory="nan")
-RACES = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-FIXED = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],  # shrinking takes long
+NAN = functools.partial(
+    pltpu.force_tpu_interpret_mode, pltpu.InterpretParams(uninitialized_memory="nan")
 )
+RACES = functools.partial(
+    pltpu.force_tpu_interpret_mode,
+    pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+)
+KERNEL = Interpreted("pallas_tpu", NAN)
 SOME, MANY = settings(FIXED, max_examples=6), settings(FIXED, max_examples=30)
-
-
-@functools.cache
-def compiled(variant: str, rule: str, tokens: int):
-    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "backend": "pallas_tpu"}
-    return jax.jit(functools.partial(verification.verify, **law))
-
-
-def interpreted(case, variant, rule, params=NAN, tokens=TOKENS, parents=None):
-    with pltpu.force_tpu_interpret_mode(params):
-        return outcomes(compiled(variant, rule, tokens)(*case, parents=parents))
-
-
-def case_of(kinds, seed, variant="truncated", vocab=VOCAB, width=WIDTH):
-    of = {"greedy": ({"temperature": 0.0},), "sampled": UNTRUNCATED}.get(variant, SETTINGS)
-    return arguments(kinds, vocab, seed, width=width, settings=of)
-
-
-def reference(case, variant, rule, tokens=TOKENS, parents=None):
-    law = {"tokens": tokens, "rule": rule, "parts": VARIANTS[variant], "parents": parents}
-    return outcomes(verify(*case, backend="reference", **law))
-
-
-kinds_of_rows = st.lists(st.sampled_from(KINDS), min_size=WIDTH * ROWS, max_size=WIDTH * ROWS)
 
 
 @SOME
 @given(kinds_of_rows, st.integers(0, 10**6))
 def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
-    case = case_of(kinds, seed)
-    assert interpreted(case, "truncated", "ratio") == reference(case, "truncated", "ratio")
+    KERNEL.assert_as_reference(case_of(kinds, seed))
 
 
 @pytest.mark.more
@@ -77,8 +62,7 @@ def test_outcomes_of_rows_of_all_kinds_are_those_of_the_reference(kinds, seed):
 @MANY
 @given(kinds_of_rows, st.integers(0, 10**6))
 def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule, kinds, seed):
-    case = case_of(kinds, seed, variant)
-    assert interpreted(case, variant, rule) == reference(case, variant, rule)
+    KERNEL.assert_as_reference(case_of(kinds, seed, variant), variant, rule)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +73,10 @@ def test_every_variant_and_rule_has_the_outcomes_of_the_reference(variant, rule,
     ],
 )
 @SOME
-@given(
-    st.lists(st.sampled_from(KINDS), min_size=TREE_WIDTH * 2, max_size=TREE_WIDTH * 2),
-    st.integers(0, 10**6),
-)
+@given(kinds_of_trees, st.integers(0, 10**6))
 def test_trees_have_the_outcomes_of_the_reference(variant, rule, kinds, seed):
     case, parents = as_trees(case_of(kinds, seed, variant, width=TREE_WIDTH), seed)
-    found = interpreted(case, variant, rule, parents=parents)
-    assert found == reference(case, variant, rule, parents=parents)
+    KERNEL.assert_as_reference(case, variant, rule, parents=parents)
 
 
 MORE_SIZES = [*(pytest.param(size, marks=pytest.mark.more) for size in (257, 1025, 8195))]
@@ -106,16 +86,14 @@ REAL_SIZES = [pytest.param(size, marks=pytest.mark.slow) for size in (49_152, 12
 @pytest.mark.parametrize("vocab", [60, 128, *MORE_SIZES, *REAL_SIZES])
 def test_rows_of_any_size_have_the_outcomes_of_the_reference(vocab):
     """Shorter than the lanes, as long, with a last column of its own, and of real vocabularies."""
-    case = case_of([*KINDS, *KINDS[:3]], vocab, vocab=vocab)
-    expected = reference(case, "truncated", "ratio", vocab - 1)
-    assert interpreted(case, "truncated", "ratio", tokens=vocab - 1) == expected
+    KERNEL.assert_as_reference(cases_of_size(vocab), tokens=vocab - 1)
 
 
 def test_copies_do_not_race():
     case = case_of([*KINDS, *KINDS[:3]], 3)
-    compiled.cache_clear()
-    found = interpreted(case, "truncated", "ratio", RACES)
-    compiled.cache_clear()
+    KERNEL.compiled.cache_clear()
+    found = KERNEL.outcomes(case, "truncated", "ratio", RACES)
+    KERNEL.compiled.cache_clear()
     assert found == reference(case, "truncated", "ratio")
     assert not interpreter.races.races_found
 
@@ -133,25 +111,8 @@ def test_the_noise_of_the_kernel_is_the_engines_to_the_bit(high, low, first):
 _noise_of_kernel, _noise = jax.jit(pallas_tpu_kernel.gumbel), jax.jit(noise.gumbel_of)
 
 
-def law_of(case, backend):
-    settings = {"tokens": TOKENS, "parts": VARIANTS["truncated"], "backend": backend}
-    with pltpu.force_tpu_interpret_mode(NAN):
-        run = jax.jit(functools.partial(verification.target_probs, **settings))
-        return np.asarray(run(*case))
-
-
-def assert_laws_are_equal():
-    """On rows of all kinds, and on some where top-k and top-p both cut."""
-    cut_twice = ({"top_k": 40, "top_p": 0.8},)
-    flat = arguments(["smooth"] * 12, VOCAB, 1, width=WIDTH, settings=cut_twice)
-    for case in (case_of([*KINDS[:6]] * 4, 11), flat):
-        expected, found = law_of(case, "xla"), law_of(case, "pallas_tpu")
-        np.testing.assert_array_equal(found > 0, expected > 0)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
-
-
 def test_a_law_that_is_reported_is_the_one_that_is_drawn_from():
-    assert_laws_are_equal()
+    KERNEL.assert_laws_are_equal(4)
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.7}], ids=str)
@@ -159,14 +120,7 @@ def test_thresholds_at_the_edges_of_lanes(filters):
     """The likeliest tokens, and equal ones at the threshold, are the last and first of 128 columns,
     and the last that exists."""
     edges = [0, 127, 128, 255, 256, TOKENS - 1]
-    case = arguments(["smooth"] * 3, VOCAB, 5, width=WIDTH, settings=(filters,))
-    logits = np.full((1, WIDTH, VOCAB), -9.0, np.float32)
-    logits[..., edges] = 1.0
-    logits[0, range(WIDTH), [127, 256, TOKENS - 1]] = 2.0
-    case = (logits, *case[1:])
-    found = law_of(case, "pallas_tpu")
-    np.testing.assert_array_equal(found > 0, logits > 0)
-    np.testing.assert_allclose(found, law_of(case, "xla"), rtol=1e-6)
+    KERNEL.assert_thresholds_at(edges, filters)
 
 
 class Moved:
@@ -213,7 +167,7 @@ def test_logits_are_read_once_and_the_rows_that_are_drawn_from_once_more(variant
         mock.patch.object(pl, "pallas_call", moved.pallas_call),
         mock.patch.object(interpreter, "get", moved.counting_get()),
         mock.patch.object(pltpu, "make_async_copy", moved.make_async_copy),
-        pltpu.force_tpu_interpret_mode(NAN),
+        NAN(),
     ):
         jax.block_until_ready(jax.jit(functools.partial(verification.verify, **law))(*case))
     jax.effects_barrier()
@@ -244,15 +198,15 @@ DRAW_FAULTS = {
 @pytest.mark.parametrize("name", LAW_FAULTS)
 def test_planted_faults_of_laws_are_caught(name):
     with edited([Edit(pallas_tpu_kernel, *LAW_FAULTS[name])]), pytest.raises(AssertionError):
-        assert_laws_are_equal()
+        KERNEL.assert_laws_are_equal(4)
 
 
 @pytest.mark.parametrize("name", DRAW_FAULTS)
 def test_planted_faults_of_draws_are_caught(name):
     cases = [case_of(["infinite", *["smooth"] * 11], seed) for seed in range(8)]
     expected = [reference(case, "truncated", "ratio") for case in cases]
-    compiled.cache_clear()
+    KERNEL.compiled.cache_clear()
     with edited([Edit(pallas_tpu_kernel, *DRAW_FAULTS[name])]):
-        found = [interpreted(case, "truncated", "ratio") for case in cases]
-    compiled.cache_clear()
+        found = [KERNEL.outcomes(case, "truncated", "ratio") for case in cases]
+    KERNEL.compiled.cache_clear()
     assert found != expected

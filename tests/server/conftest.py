@@ -28,3 +28,14 @@ def server(scripted_server, engine):
     """A server that takes requests."""
     scripted_server.state.draining = False
     return scripted_server
+
+
+@pytest.fixture
+def completions(server, engine):
+    """Completions of chats by the `openai` client."""
+    import openai
+
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client.chat.completions

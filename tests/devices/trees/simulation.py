@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ from ssd_jax.sampling.verification import Outcome, emitted_tokens
 from ssd_jax.speculation.fixed_rates import fixed_rates
 from tests.sampling import simulation
 from tests.sampling.rows import QUICKLY, empty_history
-from tests.sampling.simulation import Scenario
+from tests.sampling.simulation import Programs, Scenario
 
 SHAPE = TreeShape(nodes=6, depth=2, ranks=3)
 
@@ -37,13 +37,6 @@ class Round(NamedTuple):
     tree: TreeProposal
     outcome: Outcome
     emitted: np.ndarray
-
-
-class Programs(NamedTuple):
-    """The jitted programs of a round."""
-
-    draft: Callable
-    verify: Callable
 
 
 def build(shape: TreeShape, support: int) -> Programs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
@@ -75,14 +74,6 @@ def engine(engine):
     engine.tokenizer.chat_template = TEMPLATE
     engine.tokenizer.added_tokens = {"<|end|>": 7, "<|message|>": 8, "<think>": 9}
     return engine
-
-
-@pytest.fixture
-def completions(server, engine):
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
-    ) as client:
-        yield client.chat.completions
 
 
 def script(engine, text):

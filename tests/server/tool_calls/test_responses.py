@@ -24,14 +24,6 @@ def engine(engine):
     return engine
 
 
-@pytest.fixture
-def completions(server, engine):
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
-    ) as client:
-        yield client.chat.completions
-
-
 def shown(choice):
     """What a choice says, without the ids of its calls."""
     calls = choice.message.tool_calls or []

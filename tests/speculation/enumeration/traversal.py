@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tests.speculation.enumeration.chance import Chance, Key, Law
 from tests.speculation.enumeration.filters import Text, normalised
 from tests.speculation.enumeration.rounds import Game, Record, State
-from tests.speculation.enumeration.tree_flaws import TreeFlaw
+from tests.speculation.enumeration.tree_flaws import TreeFlaw, by_depth
 from tests.speculation.enumeration.trees import (
     MISSING,
     Tree,
@@ -127,10 +127,6 @@ def _with_replacement(left: Left, token: int) -> Left:
     return without(left, token)._replace(q=left.q)
 
 
-def _by_depth(start: int, _node: int, depth: int) -> int:
-    return start + 1 + depth
-
-
 def _zeros_last(nodes: Sequence[int], tokens: Text) -> list[int]:
     return sorted(nodes, key=lambda node: tokens[node] == 0)
 
@@ -147,7 +143,7 @@ FLAWS: Mapping[str, TreeFlaw] = {
         right=PLAIN, wrong=replace(PLAIN, without=_with_replacement)
     ),
     "one uniform for all nodes of a depth": TreeFlaw(
-        right=PLAIN, wrong=replace(PLAIN, accept_place=_by_depth)
+        right=PLAIN, wrong=replace(PLAIN, accept_place=by_depth)
     ),
     "siblings judged in an order of what was drawn": TreeFlaw(
         right=PLAIN, wrong=replace(PLAIN, sequence=_zeros_last)

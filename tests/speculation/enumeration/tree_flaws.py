@@ -29,7 +29,8 @@ class TreeFlaw:
     right: Tree = PLAIN
 
 
-def _by_depth(start: int, _node: int, depth: int) -> int:
+def by_depth(start: int, _node: int, depth: int) -> int:
+    """The position that all nodes of a depth share."""
     return start + 1 + depth
 
 
@@ -66,9 +67,9 @@ CUT = replace(WIDE, judged=_cut_by_another_branch)
 
 FLAWS: Mapping[str, TreeFlaw] = {
     "draft noise by depth, and a branch cut by what another drew": TreeFlaw(
-        right=CUT, wrong=replace(CUT, draft_place=_by_depth)
+        right=CUT, wrong=replace(CUT, draft_place=by_depth)
     ),
-    "one uniform for all siblings": TreeFlaw(wrong=replace(PLAIN, accept_place=_by_depth)),
+    "one uniform for all siblings": TreeFlaw(wrong=replace(PLAIN, accept_place=by_depth)),
     "siblings with replacement, judged without": TreeFlaw(
         wrong=replace(PLAIN, siblings=_with_replacement)
     ),
@@ -80,4 +81,4 @@ FLAWS: Mapping[str, TreeFlaw] = {
     "siblings sorted after they were sampled": TreeFlaw(wrong=replace(PLAIN, siblings=_sorted)),
     "a wrong parent": TreeFlaw(wrong=replace(PLAIN, order=(0, 0, 0, 1))),
 }
-BY_DEPTH = replace(WIDE, draft_place=_by_depth)
+BY_DEPTH = replace(WIDE, draft_place=by_depth)

@@ -1,16 +1,46 @@
-"""Faults in what families with experts compute show in the logits of stored models."""
+"""Faults in what single families compute show in the logits of stored models."""
 
 import jax
 import numpy as np
 import pytest
 
+from ssd_jax.checkpoints.weights import layout
 from ssd_jax.models import attention, experts, feed_forward, layers
 from tests.models.golden import our_logits
 from tests.models.golden_logits import GOLDENS, golden
 from tests.sampling.edits import Edit, edited
 
+_MEAN = "x - row_sum(x) / x.shape[-1]"
 _UP = "(jnp.clip(up, -limit, limit) + 1)"
 MUTANTS = {
+    "heads that keep their mean": (
+        "cohere-norms", layers.LayerNorm, "__call__", _MEAN, f"{_MEAN} if x.ndim < 3 else x",
+    ),
+    "one weight for all heads": (
+        "stablelm-norms", layers.LayerNorm, "__call__",
+        "self.weight[...]", "self.weight[...][: 1 if x.ndim > 2 else None]",
+    ),
+    "keys without a norm": (
+        "cohere-norms", attention.Attention, "_normed", "self.k_norm(k)", "k",
+    ),
+    "weights of heads in the file's order": (
+        "cohere-norms", layout._Arranged, "_read_norms", "self._head_order[dims]", "dims",
+    ),
+    "a late norm left out": (
+        "hunyuan", attention.Attention, "__call__", "if self.late_norm:", "if False:",
+    ),
+    "an early norm beside it": (
+        "hunyuan-moe", attention.Attention, "__call__", "if not self.late_norm:", "if True:",
+    ),
+    "xIELU without its slope": (
+        "apertus", layers.XIELU, "__call__", "+ XIELU_SLOPE * x", "",
+    ),
+    "xIELU with one parameter for both sides": (
+        "apertus", layers.XIELU, "__call__", "softplus(self.alpha_n", "softplus(self.alpha_p",
+    ),
+    "xIELU without the root at 0": (
+        "apertus", layers.XIELU, "__call__", "- x)", ")",
+    ),
     "a gate without its limit": (
         "gpt-oss", layers, "gated", "jnp.minimum(gate, limit)", "gate",
     ),
