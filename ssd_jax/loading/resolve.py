@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ssd_jax.checkpoints.drafts.shipped import draft_source
 from ssd_jax.checkpoints.opening import dtype_of_draft
-from ssd_jax.checkpoints.tokenizers.tokenizer import require_same
+from ssd_jax.checkpoints.tokenizers.tokenizer import require_tokens
 from ssd_jax.checkpoints.weights.tensors import Progress
 from ssd_jax.config.config import Config
 from ssd_jax.devices.opening.auto_dtype import auto_dtype
@@ -108,9 +108,10 @@ def _open_draft(
         page_size=config.page_size,
         context=config.context,
         target=target.checkpoint,
+        tokens=target.tokenizer.size,
         progress=progress,
     )
-    require_same(target.tokenizer, draft.tokenizer, target_name=target.source, draft_name=source)
+    require_tokens(target.tokenizer, draft.tokenizer, target_name=target.source, draft_name=source)
     return draft
 
 

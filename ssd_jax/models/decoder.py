@@ -82,6 +82,8 @@ class CausalLM(nnx.Module):
     def embed(self, tokens: Int32[Array, "n"]) -> Stream:
         """The residual stream before the first layer."""
         factor = self.config.mechanisms.multipliers.embedding
+        if self.execution.foreign_tokens:
+            tokens = jnp.minimum(tokens, self.config.vocab_size - 1)
         x = self.model.embed_tokens(tokens)
         return x if factor == 1 else x * factor
 

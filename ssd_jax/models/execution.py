@@ -38,6 +38,8 @@ class Execution:
       blocks: whether weights lie in blocks of inputs, see `kernels/linear/blocks.py`.
       whole_tiles: whether rows of the embedding and experts' weights fill whole tiles, see
         `kernels/linear/tiles.py`.
+      foreign_tokens: whether there are tokens that the model does not embed: those of a target
+        with more. They have the embedding of the last one.
       variants: the sampling programs to compile, by their names in `sampling/variants.py`.
       chunk_options: the compiler's for prefill programs.
       prefill_chunks: chunk sizes (in prompt tokens) of the prefill programs, ascending; see
@@ -62,6 +64,7 @@ class Execution:
     linear: str = "xla"
     blocks: bool = False
     whole_tiles: bool = False
+    foreign_tokens: bool = False
     variants: tuple[str, ...] = ("any",)
     chunk_options: tuple[tuple[str, bool], ...] = ()
     prefill_chunks: tuple[int, ...] = (32, 128)

@@ -362,12 +362,13 @@ def begin_with(backend: tokenizers.Tokenizer, bos_id: int) -> None:
 
 
 def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
-    """The lowest id whose tokens differ, in words, or None if the vocabularies are equal.
+    """The lowest id of a draft whose token is another in the target, in words, or None.
 
-    Padding rows, which hold no token, do not count. Nor does it matter which tokens are special or
-    end a text: a draft sends only ids, and the target decides when to stop.
+    Padding rows, which hold no token, do not count, nor do the target's tokens beyond the draft's,
+    which the draft never proposes. Nor does it matter which tokens are special or end a text: a
+    draft sends only ids, and the target decides when to stop.
     """
-    for token_id in range(max(target.size, draft.size)):
+    for token_id in range(draft.size):
         tokens = [tokenizer.token(token_id) for tokenizer in (target, draft)]
         if tokens[0] != tokens[1]:
             texts = ["no token" if token is None else repr(token) for token in tokens]
@@ -375,11 +376,13 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     return None
 
 
-def require_same(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft_name: str) -> None:
-    """Refuses a draft with another vocabulary, since speculation exchanges token ids.
+def require_tokens(
+    target: Tokenizer, draft: Tokenizer, *, target_name: str, draft_name: str
+) -> None:
+    """Refuses a draft with tokens that the target does not have, since speculation exchanges ids.
 
     Raises:
-      InputError: the vocabularies differ; the message names the first difference.
+      InputError: there is such a token; the message names the first one.
     """
     difference = first_difference(target, draft)
     if difference is not None:

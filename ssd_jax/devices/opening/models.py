@@ -225,6 +225,7 @@ def open_model(
     page_size: int | None = None,
     context: int | None = None,
     target: Checkpoint | None = None,
+    tokens: int = 0,
     progress: Progress | None = None,
 ) -> OpenedModel:
     """Finds a model, downloads it if need be, and checks that it can run.
@@ -238,6 +239,7 @@ def open_model(
       attention, expert_parallel, page_size, context: see `Config`.
       mesh: devices of the model; None is the default one.
       target: of a draft, see `open_checkpoint`.
+      tokens: number of ids that a draft is given, which may be more than it embeds.
       progress: of the download.
 
     Raises:
@@ -265,6 +267,8 @@ def open_model(
             "expert_parallel = true is for a model on several devices, and this is on one; give "
             "mesh, or leave it out"
         )
+    if tokens > checkpoint.config.vocab_size:
+        execution = dataclasses.replace(execution, foreign_tokens=True)
     if bitwise:
         execution = row_independent(execution)
     if trees and execution.attention == "cpu":

@@ -58,6 +58,7 @@ def open_draft(
         page_size=spec.page_size or None,
         context=spec.context,
         target=target,
+        tokens=spec.tokens,
     )
     if opened.identity != spec.model:
         raise InputError(

@@ -19,7 +19,7 @@ import numpy as np
 
 from ssd_jax.checkpoints.opening import dtype_of_draft
 from ssd_jax.checkpoints.orbax import origin
-from ssd_jax.checkpoints.tokenizers.tokenizer import require_same
+from ssd_jax.checkpoints.tokenizers.tokenizer import require_tokens
 from ssd_jax.devices.opening.models import OpenedModel, open_model
 from ssd_jax.devices.programs.lookup import surroundings
 from ssd_jax.errors import InputError
@@ -82,8 +82,10 @@ def open_pair(target: TargetSettings, draft: str) -> tuple[OpenedModel, OpenedMo
     """
     target_model = open_model(target.source, target.dtype)
     dtype = dtype_of_draft(draft, target.dtype, platform=jax.default_backend())
-    draft_model = open_model(draft, dtype, target=target_model.checkpoint)
-    require_same(
+    draft_model = open_model(
+        draft, dtype, target=target_model.checkpoint, tokens=target_model.tokenizer.size
+    )
+    require_tokens(
         target_model.tokenizer,
         draft_model.tokenizer,
         target_name=target_model.source,
