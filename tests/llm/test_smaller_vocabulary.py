@@ -43,8 +43,12 @@ def pair(tmp_path_factory):
     [
         ("sd", {}),
         ("ssd", {"draft_placement": "inline"}),
-        ("ssd", {"draft_placement": "process", "draft_dtype": "int8"}),
-        ("ssd", {"draft_placement": "inline", "tree_nodes": "6"}),
+        pytest.param(
+            "ssd", {"draft_placement": "process", "draft_dtype": "int8"}, marks=pytest.mark.more
+        ),
+        pytest.param(
+            "ssd", {"draft_placement": "inline", "tree_nodes": "6"}, marks=pytest.mark.more
+        ),
     ],
 )
 def test_texts_are_those_of_the_target(pair, mode, settings):

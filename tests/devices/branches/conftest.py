@@ -41,7 +41,7 @@ def windowed_draft(tmp_path_factory) -> Draft:
 SCRIPTS = ["unrolled", "unrolled, longer", "scanned", "scanned, two budgets", "joined", "windowed"]
 
 
-@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled", "joined", "windowed"))
+@pytest.fixture(scope="session", params=cases(SCRIPTS, "unrolled", "joined"))
 def script(request) -> tuple[Draft, list[Seen], bool]:
     """All rounds of the script, and whether each had one forward more."""
     name, _, how = request.param.partition(", ")
