@@ -11,6 +11,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from ssd_jax.kernels.experts import pallas_tpu
+from ssd_jax.kernels.experts.api import backend_for, expert_products, why_looped
 from ssd_jax.kernels.experts.estimate import expected_experts, expected_share
 from ssd_jax.kernels.linear.quantized import W8A8, Quantized, digits, integer_product, quantize
 from tests.kernels import expert_cases as cases
@@ -90,6 +91,25 @@ def test_int8_products_are_exact(kind):
         of_expert = np.flatnonzero(cases.expert_of(case.sizes) == expert)
         right = integer_product(rows, kind(weight.values[expert], weight.scales[expert]))
         np.testing.assert_allclose(got[of_expert], np.asarray(right)[of_expert], rtol=1e-6)
+
+
+def test_int8_is_left_to_xla_where_kernels_cannot_have_it():
+    v4, v5e = (SimpleNamespace(device_kind=kind) for kind in ("TPU v4", "TPU v5 lite"))
+    backends = {device.device_kind: backend_for("tpu", device) for device in (v4, v5e)}
+    assert [backend.name for backend in backends.values()] == ["pallas_tpu"] * 2
+    matrices = [(768, 2048, jnp.dtype(jnp.int8)), (2048, 768, jnp.dtype(jnp.int8))]
+    assert why_looped(backends["TPU v5 lite"], "tpu", v5e, matrices) is None
+    assert "TPU v4" in (why_looped(backends["TPU v4"], "tpu", v4, matrices) or "")
+    floats = [(768, 2048, jnp.dtype(jnp.bfloat16))]
+    assert why_looped(backends["TPU v4"], "tpu", v4, floats) is None
+    case = cases.make("rows that no expert has", "float32")
+    weights = [quantize(jnp.asarray(np.nan_to_num(matrix))) for matrix in case.weight]
+    weight = Quantized(*(jnp.stack(parts) for parts in zip(*weights, strict=True)))
+    [want] = expert_products(case.x, case.sizes, [weight])
+    stack = [jax.tree.map(lambda array: array[None], weight)]
+    options = {"backend": backends["TPU v4"], "layer": jnp.int32(0)}
+    [got] = expert_products(case.x, case.sizes, stack, **options)
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("name", cases.SIZES)

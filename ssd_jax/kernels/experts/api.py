@@ -29,14 +29,18 @@ class ExpertBackend(NamedTuple):
       name: "xla", "pallas_tpu" or "pallas_gpu"; packed weights have their own.
       shards: given if several devices have all weights: along which axis they lie.
       interpret: whether, or how, kernels run in an interpreter on a processor.
+      integers: whether the kernel has int8 weights with a scale for each output.
     """
 
     name: str = "xla"
     shards: HeadShards | None = None
     interpret: Any = None
+    integers: bool = True
 
 
 XLA = ExpertBackend()
+_WITHOUT_INTEGERS = "TPU v4"
+"""Kind of device for which kernels with int8 matrices do not compile."""
 
 
 def product_by_rows(
@@ -60,7 +64,8 @@ def backend_for(platform: str, device: Any) -> ExpertBackend:
       device: of JAX.
     """
     if platform == "tpu":
-        return ExpertBackend("pallas_tpu")
+        kind = getattr(device, "device_kind", None)
+        return ExpertBackend("pallas_tpu", integers=kind != _WITHOUT_INTEGERS)
     if platform in ("gpu", "cuda") and compat.why_no_mosaic_gpu() is None:
         from ssd_jax.kernels.experts.pallas_gpu import CAPABILITIES
 
@@ -80,8 +85,14 @@ def why_looped(
       matrices: outputs and inputs of an expert's matrices, as a device has them, and the dtype
         or form of the weights.
     """
-    if platform == "cpu" or backend.name == "pallas_tpu":
+    if platform == "cpu":
         return None
+    if backend.name == "pallas_tpu":
+        integers = any(kind == jnp.int8 for _, _, kind in matrices)
+        lacking = integers and not backend.integers
+        return (
+            f"there are no kernels with int8 matrices for {_WITHOUT_INTEGERS}" if lacking else None
+        )
     if backend.name == "xla":
         if backend_for(platform, device) != XLA:
             return "attention = 'xla' leaves out all kernels"
@@ -121,6 +132,8 @@ def expert_products(
     unpacked = [weight for weight in weights if not isinstance(weight, Packed)]
     if used is None:
         used = min(x.shape[0], group_sizes.shape[0])
+    if not backend.integers and any(isinstance(weight, Quantized) for weight in unpacked):
+        backend = XLA
     kernel = _kernel(backend, used, share)
     if kernel is None:
         if layer is not None:
