@@ -35,12 +35,12 @@ try-wheel: wheel
 test: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(PYTEST_FLAGS)
 
-# What CI runs a sixth of beside them: other whole engines and processes, wider matrices.
+# What CI runs a tenth of beside them: other whole engines and processes, wider matrices.
 test-more: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) -m 'more and not slow' $(PYTEST_FLAGS)
 
-# Both in one run, which collects the tests, and makes what those of a file share, once; MORE=1/6 has the first of
-# six parts of what `make test-more` runs.
+# Both in one run, which collects the tests, and makes what those of a file share, once; MORE=1/10 has the first of
+# ten parts of what `make test-more` runs.
 test-ci: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) -m 'not slow and not oracle and not gpu and not tpu and not aot' $(if $(MORE),--more=$(MORE)) \
 	  $(PYTEST_FLAGS)

@@ -48,7 +48,7 @@ def pytest_addoption(parser):
     parser.addoption("--slowest", type=Path, metavar="FILE", help="gets the 50 slowest tests")
     parser.addoption("--part", type=Part.parse, metavar="3/8", help="only this part of the tests")
     parser.addoption(
-        "--more", type=Part.parse, metavar="1/6", help="of tests marked more only this part"
+        "--more", type=Part.parse, metavar="1/10", help="of tests marked more only this part"
     )
     parser.addoption("--seconds", type=float, help="later no test begins: the others are skipped")
 

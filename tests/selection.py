@@ -4,8 +4,8 @@
 A file is not if it, or a helper of the tests that it imports, imports one of `HEAVY`. So a new file
 needs no marker, and one that begins to build models leaves `make test-fast` by itself.
 
-`make slow PART=3/8` has the third of eight parts of the slow suite, `make test-ci MORE=1/6` the
-first of six parts of the tests marked `more`.
+`make slow PART=3/8` has the third of eight parts of the slow suite, `make test-ci MORE=1/10` the
+first of ten parts of the tests marked `more`.
 """
 
 from __future__ import annotations

@@ -386,7 +386,9 @@ def test_another_number_of_experts_than_the_file_has_is_refused(tmp_path):
         check_size(checkpoint.tensors, config, "here")
 
 
-@pytest.mark.parametrize("changes", [{}, ON_TPUS, ON_GPUS, {"compute": jnp.dtype("int8")}])
+@pytest.mark.parametrize(
+    "changes", [{}, ON_TPUS | {"whole_tiles": False}, ON_GPUS, {"compute": jnp.dtype("int8")}]
+)
 @pytest.mark.parametrize(
     ("devices", "expert_parallel", "used"),
     [(1, False, (2, 10 / 3)), (2, False, (2, 10 / 3)), (2, True, (2 * 1.4, 2 * 2.2))],

@@ -71,9 +71,9 @@ def test_attention_asked_for_by_name_is_the_workers_too(asked):
 def test_a_worker_that_is_not_told_the_attention_refuses_small_pages(asked, no_programs):
     """The planted fault."""
     wish = asked(attention="xla", page_size=16)
-    wish = msgspec.structs.replace(wish.spec, attention="auto")
+    spec = msgspec.structs.replace(wish.spec, attention="auto")
     with pytest.raises(InputError, match="page_size = 16 is no multiple of 64, which attention"):
-        load_sessions(wish, wish.resources)
+        load_sessions(spec, wish.resources)
 
 
 def test_a_platform_other_than_the_targets_has_its_own_attention():
