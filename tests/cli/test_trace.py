@@ -45,10 +45,10 @@ def test_an_interrupted_run_leaves_what_it_has(tiny_checkpoint, tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LLM, "run", interrupted)
-    assert generate(tiny_checkpoint, f"--trace={path}") == 130
+    assert generate(tiny_checkpoint, f"--trace={path}", "--max_tokens=280") == 130
     check_schema(json.loads(path.read_text()))
     (engine,) = read_trace(path)
-    assert 3 <= len(engine.rounds) < 8
+    assert 3 <= len(engine.rounds) < 279  # rounds go on until the interrupt is seen
 
 
 @pytest.mark.more
