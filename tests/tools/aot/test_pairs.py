@@ -278,6 +278,10 @@ def known_weaknesses(case):
     if case.model.execution.compute.name == "int8" or case.name == ("forward", 0):
         why = "XLA takes the whole embedding, of which few rows are looked up, to the chip"
         found["reads weights and pages once"] = why
+    activations = 4 * case.rows * case.about.hidden_size
+    if case.slice_.name == "v6e" and case.role == "draft" and activations >= 4 << 20:
+        why = "XLA has activations of so many rows and channels in memory, and not on the chip"
+        found["reads weights and pages once"] = why
     if case.chip.platform == "gpu":
         why = "XLA cuts products, whose parts go through memory, as activations do"
         found["reads weights and pages once"] = why
