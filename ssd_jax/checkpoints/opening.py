@@ -118,7 +118,7 @@ def _open(source: str, path: Path, target: Checkpoint | None) -> Checkpoint:
         if quantization is None:
             for name in tensors.shapes:
                 if name.endswith("weight"):
-                    tensors.shape(name)  # checks
+                    tensors.shape(name)  # refuses integers, before their scales have no place
         else:
             scheme = scheme_of(quantization, where=str(where))
             tensors = QuantizedTensors(tensors, scheme, where=str(path))

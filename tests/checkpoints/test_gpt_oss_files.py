@@ -57,9 +57,10 @@ def test_experts_in_mxfp4_are_packed_where_they_stay(tmp_path, monkeypatch):
     model = FunctionalModel(config, execution, stored=kinds)
     monkeypatch.setattr(Stacks, "prepare", watched)
     found = [(a.unsafe_buffer_pointer(), a.nbytes) for a in parameters(checkpoint, model)]
-    for name, start, nbytes in spans:
-        if kinds.get(name) == "MXFP4":
-            assert any(at <= start and start + nbytes <= at + size for at, size in found), name
+    stored = {name: span for name, *span in spans if kinds.get(name) == "MXFP4"}
+    assert len(stored) == 3 * CONFIG["num_hidden_layers"]
+    for name, (start, nbytes) in stored.items():
+        assert any(at <= start and start + nbytes <= at + size for at, size in found), name
 
 
 def test_a_gguf_file_keeps_blocks_and_logits(tmp_path):
